@@ -1,0 +1,28 @@
+"""What the bytes hold: element types, reductions, the canonical order of addition, and cuts."""
+
+from phalanx.buffers.dtype import Array, DType, round_to_bf16, widen_bf16
+from phalanx.buffers.fold import Carry, combine_order, pieces
+from phalanx.buffers.reduce import ReduceOp, accumulate, check, combine, finish, fold, widen
+from phalanx.buffers.split import RUN, blocks, even_part, even_parts, runs
+
+__all__ = [
+    "RUN",
+    "Array",
+    "Carry",
+    "DType",
+    "ReduceOp",
+    "accumulate",
+    "blocks",
+    "check",
+    "combine",
+    "combine_order",
+    "even_part",
+    "even_parts",
+    "finish",
+    "fold",
+    "pieces",
+    "round_to_bf16",
+    "runs",
+    "widen",
+    "widen_bf16",
+]

@@ -1,0 +1,97 @@
+"""The canonical tree: which lanes are added to which, in an order that does not know how many ranks there are.
+
+A node over n leaves splits at the largest power of two below n, so seven leaves give ((0 1)(2 3)) ((4 5) 6).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from phalanx.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def middle(leaves: int) -> int:
+    """Return how many of a node's ``leaves``, two or more, lie in its left half."""
+    return 1 << (leaves - 1).bit_length() - 1
+
+
+def pieces(start: int, stop: int, leaves: int) -> tuple[range, ...]:
+    """Return the fewest whole subtrees that cover the leaves from ``start`` up to ``stop``, in order."""
+    if not 0 <= start <= stop <= leaves:
+        raise ConfigError(f"a tree over {leaves} leaves has no leaves {start} to {stop}: stay within it")
+    return _cover(range(start, stop), range(leaves))
+
+
+def combine_order(spans: Sequence[range], leaves: int) -> tuple[tuple[int, int], ...]:
+    """Return pairs (left, right) of span indices: combine right into left, and span 0 ends as the whole tree.
+
+    The spans are the pieces of all ranks, in the order of their leaves.
+    """
+    waiting = list(enumerate(spans))[::-1]
+    order = []
+
+    def gather(node: range) -> int:
+        if waiting and waiting[-1][1] == node:
+            return waiting.pop()[0]
+        if len(node) < 2:
+            raise _no_cover(spans, leaves)
+        left, right = map(gather, _halves(node))
+        order.append((left, right))
+        return left
+
+    gather(range(leaves))
+    if waiting:
+        raise _no_cover(spans, leaves)
+    return tuple(order)
+
+
+class Carry(Generic[T]):
+    """The sums of consecutive lanes as whole subtrees, one for each level, as a binary counter carries.
+
+    ``combine(left, right)`` returns the sum of two neighbours and may reuse either: both are given up.
+    """
+
+    __slots__ = ("_combine", "_held", "_leaves")
+
+    def __init__(self, leaves: int, combine: Callable[[T, T], T]) -> None:
+        self._leaves = leaves
+        self._combine = combine
+        self._held: list[tuple[range, T]] = []
+
+    def add(self, lane: int, value: T) -> None:
+        """Take the value of the next lane; the first may be any lane."""
+        if self._held and lane != self._held[-1][0].stop:
+            raise ConfigError(
+                f"lane {lane} cannot follow lane {self._held[-1][0][-1]}: add lanes in order, without gaps"
+            )
+        (span,) = pieces(lane, lane + 1, self._leaves)
+        while self._held and len(pieces(self._held[-1][0].start, span.stop, self._leaves)) == 1:
+            left, held = self._held.pop()
+            span, value = range(left.start, span.stop), self._combine(held, value)
+        self._held.append((span, value))
+
+    def pieces(self) -> tuple[tuple[range, T], ...]:
+        """Return the sums so far and the lanes each covers: the spans that ``pieces`` gives for these lanes."""
+        return tuple(self._held)
+
+
+def _halves(node: range) -> tuple[range, range]:
+    half = middle(len(node))
+    return node[:half], node[half:]
+
+
+def _cover(wanted: range, node: range) -> tuple[range, ...]:
+    if wanted.stop <= node.start or node.stop <= wanted.start:
+        return ()
+    if wanted.start <= node.start and node.stop <= wanted.stop:
+        return (node,)
+    left, right = _halves(node)
+    return _cover(wanted, left) + _cover(wanted, right)
+
+
+def _no_cover(spans: Sequence[range], leaves: int) -> ConfigError:
+    given = ", ".join(f"{span.start}..{span.stop}" for span in spans) or "none"
+    return ConfigError(
+        f"the spans {given} are not whole subtrees that cover {leaves} leaves in order: take them from pieces()"
+    )

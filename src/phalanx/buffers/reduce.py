@@ -1,0 +1,164 @@
+"""Folding buffers: sum, mean, maximum, minimum and product, in the canonical order.
+
+f16 and bf16 are accumulated in f32 and rounded once, at the end. Overflow and NaN are values here, not warnings:
+who cares looks at the result.
+"""
+
+from collections.abc import Sequence
+from contextvars import copy_context
+from enum import Enum
+
+import numpy as np
+
+from phalanx.buffers.dtype import Array, DType, round_to_bf16, widen_bf16
+from phalanx.buffers.fold import middle
+from phalanx.buffers.split import RUN, runs
+from phalanx.errors import ConfigError
+
+# numpy keeps its error state in a context variable. Running in a copy of a silent context costs a tenth of entering
+# np.errstate, and a copy for each call lets threads fold at the same time.
+_SILENT = copy_context()
+_SILENT.run(np.seterr, all="ignore")
+
+
+class ReduceOp(Enum):
+    """How buffers are folded into one. MAX and MIN pass NaN on; of bools, SUM and MAX are *or*, the others *and*."""
+
+    SUM = (1, "sum", np.add)
+    MEAN = (2, "mean", np.add)
+    MAX = (3, "max", np.maximum)
+    MIN = (4, "min", np.minimum)
+    PRODUCT = (5, "product", np.multiply)
+
+    code: int
+    label: str
+    ufunc: np.ufunc
+    is_mean: bool
+
+    def __init__(self, code: int, label: str, ufunc: np.ufunc) -> None:
+        self.code = code
+        self.label = label
+        self.ufunc = ufunc
+        self.is_mean = label == "mean"
+
+    @classmethod
+    def from_code(cls, code: int) -> "ReduceOp":
+        """Return the operation with this wire code; ValueError if there is none."""
+        for op in cls:
+            if op.code == code:
+                return op
+        raise ValueError(f"no reduction has the code {code}")
+
+    @classmethod
+    def parse(cls, value: "ReduceOp | str") -> "ReduceOp":
+        """Return the operation that an argument names: ``"mean"`` or a ReduceOp."""
+        if isinstance(value, cls):
+            return value
+        for op in cls:
+            if op.label == value:
+                return op
+        raise ConfigError(f"{value!r} is no reduction: use one of {', '.join(op.label for op in cls)}")
+
+
+def check(op: ReduceOp, dtype: DType) -> None:
+    """Raise ConfigError if elements of ``dtype`` have no such reduction."""
+    if op.is_mean and not dtype.is_float:
+        raise ConfigError(
+            f"the mean of integers is no integer, and these are {dtype.label}: use SUM and divide, or convert to f64"
+        )
+
+
+def fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> None:
+    """Write the reduction of one or more equally long buffers into ``out``, with input i as leaf i of the tree.
+
+    ``out`` may be one of the inputs. Reads and writes each element once; needs a run of scratch for each level.
+    """
+    _SILENT.copy().run(_fold, op, dtype, inputs, out)
+
+
+def accumulate(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> None:
+    """Fold as ``fold`` does, but leave accumulators in ``out``: neither divided for a mean nor rounded."""
+    partial = ReduceOp.SUM if op.is_mean else op
+    fold(partial, dtype.accumulator, [widen(dtype, each) for each in inputs], out)
+
+
+def combine(op: ReduceOp, dtype: DType, left: Array, right: Array, out: Array) -> None:
+    """Write one node of the tree into ``out``, which may be ``left`` or ``right``; ``dtype`` is an accumulator's."""
+    assert not dtype.is_narrow, f"{dtype.label} is combined in {dtype.accumulator.label}: widen it first"
+    _SILENT.copy().run(op.ufunc, left, right, out=out)
+
+
+def finish(op: ReduceOp, dtype: DType, accumulated: Array, count: int, out: Array) -> None:
+    """Write an accumulated reduction of ``count`` buffers into ``out`` as ``dtype``: divided for a mean, and rounded.
+
+    ``accumulated`` is left as it is, unless it is ``out``.
+    """
+    _SILENT.copy().run(_finish, op, dtype, accumulated, count, out)
+
+
+def widen(dtype: DType, array: Array) -> Array:
+    """Return the elements in the accumulator type: a copy if that differs from ``dtype``, else the array itself."""
+    return _widen(dtype, array, np.empty(len(array), np.float32)) if dtype.is_narrow else array
+
+
+def _fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> None:
+    check(op, dtype)
+    count, length = len(inputs), len(out)
+    if count == 1:
+        np.copyto(out, inputs[0])
+    elif count == 2 and not op.is_mean and not dtype.is_narrow:
+        op.ufunc(inputs[0], inputs[1], out=out)  # a single pass gains nothing from runs
+    else:
+        scratch = list(np.empty((count.bit_length(), min(RUN, length)), dtype.accumulator.numpy))
+        if length <= RUN:
+            _fold_run(op, dtype, inputs, scratch, out)
+            return
+        for run in runs(slice(0, length), RUN):
+            rows = [row[: run.stop - run.start] for row in scratch]
+            _fold_run(op, dtype, [each[run] for each in inputs], rows, out[run])
+
+
+def _fold_run(op: ReduceOp, dtype: DType, leaves: Sequence[Array], scratch: list[Array], out: Array) -> None:
+    root = scratch[0] if dtype.is_narrow else out
+    _node(op, dtype, leaves, scratch, root)
+    _finish(op, dtype, root, len(leaves), out)
+
+
+def _node(op: ReduceOp, dtype: DType, leaves: Sequence[Array], scratch: list[Array], out: Array) -> Array:
+    """Return the accumulated leaves: in ``out``, unless a single leaf is what it should be already.
+
+    ``out`` is written only when all leaves have been read, so it may be one of them.
+    """
+    if len(leaves) == 1:
+        return _widen(dtype, leaves[0], out) if dtype.is_narrow else leaves[0]
+    half = middle(len(leaves))
+    left = _node(op, dtype, leaves[:half], scratch, scratch[0])
+    right = _node(op, dtype, leaves[half:], scratch[1:], scratch[1])
+    op.ufunc(left, right, out=out)
+    return out
+
+
+def _finish(op: ReduceOp, dtype: DType, accumulated: Array, count: int, out: Array) -> None:
+    if dtype.is_narrow:
+        for run in runs(slice(0, len(out)), RUN):
+            values = accumulated[run]
+            _round(dtype, np.true_divide(values, count) if op.is_mean else values, out[run])
+    elif op.is_mean:
+        np.true_divide(accumulated, count, out)
+    elif out is not accumulated:
+        np.copyto(out, accumulated)
+
+
+def _widen(dtype: DType, array: Array, out: Array) -> Array:
+    if dtype is DType.BF16:
+        widen_bf16(array, out)
+    else:
+        np.copyto(out, array)
+    return out
+
+
+def _round(dtype: DType, values: Array, out: Array) -> None:
+    if dtype is DType.BF16:
+        round_to_bf16(values, out)
+    else:
+        np.copyto(out, values)

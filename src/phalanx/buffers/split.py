@@ -1,0 +1,41 @@
+"""Cutting a length into slices: near-equal parts, fixed blocks, cache-sized runs."""
+
+from collections.abc import Iterator
+
+from phalanx.errors import ConfigError
+
+RUN = 2**16
+"""Elements worked on at a time: few enough to stay in a core's cache, enough to hide the cost of a call to numpy."""
+
+
+def even_parts(length: int, count: int) -> tuple[slice, ...]:
+    """Return ``count`` consecutive slices that cover ``length``, the first ``length % count`` one element longer."""
+    _check(length)
+    if count < 1:
+        raise ConfigError(f"cannot cut a buffer into {count} parts: ask for at least one")
+    return tuple(even_part(length, count, index) for index in range(count))
+
+
+def even_part(length: int, count: int, index: int) -> slice:
+    """Return part ``index`` of ``even_parts(length, count)`` without making the others."""
+    size, longer = divmod(length, count)
+    start = index * size + min(index, longer)
+    return slice(start, start + size + (index < longer))
+
+
+def blocks(length: int, block: int) -> tuple[slice, ...]:
+    """Return consecutive slices of ``block`` elements that cover ``length``; the last may be shorter."""
+    _check(length)
+    return tuple(runs(slice(0, length), block))
+
+
+def runs(part: slice, length: int) -> Iterator[slice]:
+    """Yield consecutive slices of at most ``length`` elements that cover ``part``."""
+    if length < 1:
+        raise ConfigError(f"cannot cut a buffer into slices of {length} elements: ask for at least one")
+    return (slice(start, min(start + length, part.stop)) for start in range(part.start, part.stop, length))
+
+
+def _check(length: int) -> None:
+    if length < 0:
+        raise ConfigError(f"a buffer cannot hold {length} elements: lengths begin at zero")

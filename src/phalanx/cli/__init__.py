@@ -1,0 +1,5 @@
+"""The ``phalanx`` command."""
+
+from phalanx.cli.app import main
+
+__all__ = ["main"]

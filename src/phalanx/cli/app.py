@@ -1,0 +1,45 @@
+"""The ``phalanx`` command: its subcommands, and how errors reach the terminal."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import phalanx
+from phalanx.cli import bench
+from phalanx.cli.run import run
+from phalanx.errors import ConfigError
+
+app = typer.Typer(
+    help="Train one model on many workers: the same weights, bit for bit, whoever dies on the way.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Run the command that the arguments ask for; a request that makes no sense is one line on stderr and status 2."""
+    try:
+        app(prog_name="phalanx")
+    except ConfigError as error:
+        print(f"phalanx: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes it so
+    if is_wanted:
+        print(f"phalanx {phalanx.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    _: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,97 @@
+"""The systems, each made to do the same: make a buffer, meet, and all-reduce."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.buffers import Array
+from phalanx.cli.bench_plan import System
+from phalanx.errors import ConfigError
+from phalanx.group import Group, Join, Over, connect
+from phalanx.transport import parse_address
+
+_JOIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An all-reduce ready to be measured: it reads ``source`` and leaves the sum in ``result``."""
+
+    source: Array
+    result: Array
+    reduce: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank of a connected system; ``prepare`` makes the subject with a given number of f32 elements."""
+
+    rank: int
+    barrier: Callable[[], object]
+    prepare: Callable[[int], Subject]
+
+
+def join(system: System, rank: int, ranks: int, meeting: str) -> AbstractContextManager[Member]:
+    """Become a member of ``system``.
+
+    ``meeting`` is where its ranks find each other: the coordinator's address, or the file that Gloo meets in. Under
+    Open MPI, mpirun says which rank this is and who the others are.
+    """
+    match system:
+        case System.GLOO:
+            return _gloo(rank, ranks, meeting)
+        case System.OPENMPI:
+            return _openmpi()
+        case _:
+            return _phalanx(system, rank, ranks, meeting)
+
+
+@contextmanager
+def _phalanx(system: System, rank: int, ranks: int, meeting: str) -> Iterator[Member]:
+    over = Over.TCP if system is System.TCP else Over.AUTO
+    asked = Join(coordinator=(parse_address(meeting),), rank=rank, size=ranks, over=over, timeout_s=_JOIN_S)
+    with connect(asked) as group:
+        if over is Over.AUTO and len(group.hosts) > 1:
+            raise ConfigError(f"{system.value} needs shared memory, which the ranks cannot have here: measure tcp")
+        yield Member(group.rank, group.barrier, lambda length: _subject(group, system, length))
+
+
+def _subject(group: Group, system: System, length: int) -> Subject:
+    if system is System.ARENA:
+        source, result = group.allocate(length), group.allocate(length, shared=True)
+        return Subject(source, result, lambda: group.all_reduce(source, out=result))
+    array = group.allocate(length) if system is System.INPLACE else np.empty(length, np.float32)
+    return Subject(array, array, lambda: group.all_reduce(array))
+
+
+@contextmanager
+def _gloo(rank: int, ranks: int, meeting: str) -> Iterator[Member]:
+    import torch  # noqa: PLC0415 - the other systems do without it
+    from torch import distributed  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", store=distributed.FileStore(meeting, ranks), rank=rank, world_size=ranks)
+
+    def prepare(length: int) -> Subject:
+        tensor = torch.empty(length, dtype=torch.float32)
+        return Subject(tensor.numpy(), tensor.numpy(), lambda: distributed.all_reduce(tensor))
+
+    try:
+        yield Member(rank, distributed.barrier, prepare)
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextmanager
+def _openmpi() -> Iterator[Member]:
+    from mpi4py import MPI  # noqa: PLC0415 - importing it starts MPI
+
+    world = MPI.COMM_WORLD
+
+    def prepare(length: int) -> Subject:
+        array = np.empty(length, np.float32)
+        return Subject(array, array, lambda: world.Allreduce(MPI.IN_PLACE, array, MPI.SUM))
+
+    yield Member(world.Get_rank(), world.Barrier, prepare)

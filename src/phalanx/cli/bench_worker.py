@@ -1,0 +1,76 @@
+"""One rank of one system: does the tasks that the driver sends, until the driver hangs up."""
+
+import argparse
+import functools
+import socket
+import time
+
+import msgspec
+import numpy as np
+
+from phalanx.cli.bench_plan import Hello, System, Task, Times
+from phalanx.cli.bench_systems import Member, Subject, join
+from phalanx.transport import parse_address
+
+
+def main() -> None:
+    """Join the system that the command line names, and serve its driver."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--system", type=System, required=True)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--driver", type=parse_address, required=True)
+    parser.add_argument("--meeting", required=True)
+    asked = parser.parse_args()
+    with (
+        join(asked.system, asked.rank, asked.ranks, asked.meeting) as member,
+        socket.create_connection((asked.driver.host, asked.driver.port)) as driver,
+    ):
+        serve(member, asked.ranks, driver)
+
+
+def serve(member: Member, ranks: int, driver: socket.socket) -> None:
+    """Answer every task with the times of this rank; while there is none, wait without using the processor."""
+
+    @functools.cache  # buffers are kept: making them is not what is measured
+    def checked(length: int) -> Subject:
+        subject = member.prepare(length)
+        check(subject, member, ranks)
+        return subject
+
+    driver.sendall(msgspec.json.encode(Hello(member.rank)) + b"\n")
+    for line in driver.makefile("rb"):
+        task = msgspec.json.decode(line, type=Task)
+        times = Times(measure(checked(task.length), member, task))
+        driver.sendall(msgspec.json.encode(times) + b"\n")
+
+
+def check(subject: Subject, member: Member, ranks: int) -> None:
+    """Raise ``ArithmeticError`` unless the system adds up every element."""
+    pattern = np.arange(len(subject.source)) % 1000
+    subject.source[:] = pattern + member.rank
+    member.barrier()
+
+    subject.reduce()
+
+    if not np.array_equal(subject.result, ranks * pattern + ranks * (ranks - 1) // 2):
+        raise ArithmeticError(f"rank {member.rank} got a wrong sum of {len(pattern)} elements")
+
+
+def measure(subject: Subject, member: Member, task: Task) -> list[float]:
+    """The seconds of each iteration, those of the warm-up left out.
+
+    All ranks have filled their buffers and met before the clock starts, so nobody's lateness is measured.
+    """
+    seconds = []
+    for _ in range(task.warmup + task.iterations):
+        subject.source.fill(member.rank + 1)
+        member.barrier()
+        began = time.perf_counter()
+        subject.reduce()
+        seconds.append(time.perf_counter() - began)
+    return seconds[task.warmup :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""``phalanx run``: a script of yours on several workers."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from phalanx.launch import local
+from phalanx.launch.env import parse_over
+
+
+def run(
+    script: Annotated[
+        str, typer.Argument(help="The Python script to run on every worker.", show_default=False, metavar="SCRIPT")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Passed on to the script as they are, options too.", show_default=False, metavar="ARGS"),
+    ] = None,
+    *,
+    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start.")] = 2,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    over: Annotated[
+        str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
+    ] = "auto",
+    hosts: Annotated[int, typer.Option(help="Pretend that the workers are spread over so many machines.")] = 1,
+) -> None:
+    """Start a script on several workers of this machine.
+
+    In the script, [bold]phalanx.connect()[/bold] returns the group of all of them.
+    Each line that they write gets its rank in front. When one fails, the
+    others are stopped; its traceback and its exit status come last.
+
+    Options of phalanx stand before the script, those of the script after it:
+    phalanx run -n 4 train.py --steps 100
+    """
+    program = local.Program(
+        name=script,
+        arguments=tuple(arguments or ()),
+        is_module=module,
+        workers=workers,
+        hosts=hosts,
+        over=parse_over(over, "--over"),
+    )
+    sys.exit(local.run(program))

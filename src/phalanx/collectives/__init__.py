@@ -1,0 +1,31 @@
+"""Which part goes to whom, and doing it: plans over links, and folding in shared memory."""
+
+from phalanx.collectives import direct, pair, ring, star, tree
+from phalanx.collectives.call import Call
+from phalanx.collectives.choose import Algorithm, Choice, Costs, Topology, choose
+from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
+from phalanx.collectives.run import LinkRunner
+from phalanx.collectives.shared import ArenaRunner
+from phalanx.collectives.team import Team
+
+__all__ = [
+    "Algorithm",
+    "ArenaRunner",
+    "Call",
+    "Choice",
+    "Costs",
+    "LinkRunner",
+    "Plan",
+    "Receive",
+    "Round",
+    "Send",
+    "Team",
+    "Then",
+    "Topology",
+    "choose",
+    "direct",
+    "pair",
+    "ring",
+    "star",
+    "tree",
+]

@@ -1,0 +1,117 @@
+"""Carrying out plans over links: all sends and receives of a round at once, in bounded runs, in one thread."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from phalanx.buffers import Array, DType, ReduceOp
+from phalanx.collectives.call import Call
+from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Store, as_bytes
+from phalanx.collectives.plan import Plan, Receive, Round, Send, Then, length_of
+from phalanx.errors import DeadlineExceeded
+from phalanx.transport import Deadline, Epoch, Link, Wait, wait_for_links
+from phalanx.wire import HEADER_BYTES, Header, Kind, Tag
+
+_PATIENCE_S = 1.0
+"""How long a rank waits before it asks whether everybody is in the same call."""
+
+
+class LinkRunner:
+    """Carries out the plans of one rank over its links, and counts what that cost."""
+
+    def __init__(self, rank: int, links: Mapping[int, Link], epoch: Epoch) -> None:
+        self.rank = rank
+        self.links = links
+        self.epoch = epoch
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.waited_s = {link.peer: 0.0 for link in links.values()}
+
+    def run(
+        self, plan: Plan, call: Call, source: Array, target: Array, dtype: DType, op: ReduceOp | None = None
+    ) -> None:
+        """Follow ``plan`` to its end. ``source`` and ``target`` are flat and contiguous, and may be the same.
+
+        ``dtype`` is what their elements are, which differs from the call's where sums travel wider or narrower. After
+        an error the target's content is undefined and the links are of no further use.
+        """
+        for number, planned in enumerate(plan.rounds):
+            tag = Tag(self.epoch.number, call.sequence, number)
+            outgoing = self._outgoing(planned, tag, call, source)
+            sinks = self._stores(planned, tag, call, target)
+            if op is not None:
+                leaving = planned.sends if source is target else ()
+                sinks += self._folds(planned, tag, call, target, Folding(op, dtype, len(self.links) + 1), leaving)
+            self._move(outgoing, sinks, call)
+
+    def _outgoing(self, planned: Round, tag: Tag, call: Call, source: Array) -> list[Outgoing]:
+        outgoing = []
+        for send in planned.sends:
+            payload = as_bytes(source[send.part])
+            header = Header(Kind.DATA, tag, call.signature, len(payload))
+            outgoing.append(Outgoing(self.links[send.peer], header.pack(), payload))
+            self.bytes_sent += HEADER_BYTES + len(payload)
+        return outgoing
+
+    def _stores(self, planned: Round, tag: Tag, call: Call, target: Array) -> list[Store | Fold]:
+        return [
+            Store(self._incoming(receive, tag, call, target), target[receive.part])
+            for receive in planned.receives
+            if receive.then is Then.STORE
+        ]
+
+    def _folds(
+        self, planned: Round, tag: Tag, call: Call, target: Array, folding: Folding, leaving: Sequence[Send]
+    ) -> list[Store | Fold]:
+        folded = [receive for receive in planned.receives if receive.then is Then.FOLD]
+        folds: list[Store | Fold] = []
+        for part in {(receive.part.start, receive.part.stop): receive.part for receive in folded}.values():
+            contributions = {
+                receive.peer: self._incoming(receive, tag, call, target) for receive in folded if receive.part == part
+            }
+            combine = folding.finish if planned.finish == part else folding.combine
+            is_leaving = any(_overlap(send.part, part) for send in leaving)
+            folds.append(Fold(contributions, self.rank, target[part], combine, is_leaving=is_leaving))
+        return folds
+
+    def _incoming(self, receive: Receive, tag: Tag, call: Call, target: Array) -> Incoming:
+        length = length_of(receive.part) * target.itemsize
+        self.bytes_received += HEADER_BYTES + length
+        expected = Header(Kind.DATA, tag, call.signature, length)
+        return Incoming(self.links[receive.peer], self.rank, call, expected)
+
+    def _move(self, outgoing: list[Outgoing], sinks: list[Store | Fold], call: Call) -> None:
+        """Move everything, waiting only when no link can go on."""
+        while outgoing or sinks:
+            has_advanced = False
+            for each in outgoing:
+                has_advanced |= each.advance()
+            outgoing = [each for each in outgoing if not each.is_done]
+            for sink in sinks:
+                has_advanced |= sink.advance(may_write=not outgoing)
+            sinks = [sink for sink in sinks if not sink.is_done]
+            if not has_advanced:
+                self._wait([each.link for each in outgoing], [link for sink in sinks for link in sink.hungry], call)
+
+    def _wait(self, sending: Sequence[Link], receiving: Sequence[Link], call: Call) -> None:
+        waiting_for = tuple(link.peer for link in (receiving or sending))
+        self.epoch.waiting = Wait(waiting_for, call, call.group, call.sequence)
+        began = time.perf_counter()
+        patience = Deadline.after(_PATIENCE_S)
+        if not wait_for_links(sending, receiving, min(patience, call.deadline, key=_moment), self.epoch):
+            self.epoch.wonder()  # two ranks that both wait to receive would never learn that they disagree
+            if not wait_for_links(sending, receiving, call.deadline, self.epoch):
+                names = " and ".join(f"rank {peer}" for peer in waiting_for)
+                late = f"{names} did not go on with {call} within {call.deadline.seconds:g} s"
+                raise DeadlineExceeded(late, peer=waiting_for[0])
+        self.epoch.waiting = None
+        elapsed = time.perf_counter() - began
+        for peer in waiting_for:
+            self.waited_s[peer] += elapsed
+
+
+def _moment(deadline: Deadline) -> float:
+    return deadline.at
+
+
+def _overlap(left: slice, right: slice) -> bool:
+    return bool(left.start < right.stop and right.start < left.stop)

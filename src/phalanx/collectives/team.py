@@ -1,0 +1,288 @@
+"""The ranks of a group with all they have to reach each other: carries out every collective the best way."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from phalanx.buffers import Array, DType, ReduceOp, accumulate, even_parts, finish, round_to_bf16, widen, widen_bf16
+from phalanx.collectives import direct, pair, ring, star, tree
+from phalanx.collectives.call import Call
+from phalanx.collectives.choose import Algorithm, Choice, Topology, choose
+from phalanx.collectives.plan import Plan, Receive, Round, Send
+from phalanx.collectives.run import LinkRunner
+from phalanx.collectives.shared import ArenaRunner
+from phalanx.transport import Arena, Epoch, Link
+from phalanx.wire import Collective
+
+_CARRIES_PARTIAL_SUMS = (Algorithm.RING, Algorithm.TREE)
+
+
+class Team:
+    """One rank's view of a group that can act: its links, and the arena if it shares memory with other ranks.
+
+    Buffers are flat and contiguous. After an error a team is of no further use: streams are cut in the middle.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        topology: Topology,
+        links: Mapping[int, Link],
+        channels: Mapping[int, Link],
+        arena: Arena | None,
+        epoch: Epoch,
+    ) -> None:
+        self.rank = rank
+        self.size = topology.size
+        self.topology = topology
+        self.epoch = epoch
+        self.links = LinkRunner(rank, links, epoch)
+        # What goes to or comes from a single peer has links of its own, since it may wait while a collective runs.
+        self._outbound = {peer: LinkRunner(rank, {peer: link}, epoch) for peer, link in channels.items()}
+        self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch) for peer, link in channels.items()}
+        self.arena = ArenaRunner(arena, epoch) if arena else None
+        self._in_arena = self.arena if topology.is_one_host else None  # then links have nothing to do
+        self._between_hosts = self._join_hosts(links)
+
+    def choose(self, collective: Collective, nbytes: int) -> Choice:
+        """How a collective over ``nbytes`` would be carried out, and why."""
+        return choose(collective, nbytes, self.topology)
+
+    def all_reduce(self, call: Call, source: Array, target: Array, wire: DType | None = None) -> None:
+        """Write the reduction of all sources into every target; ``wire`` is the type that crosses links."""
+        if self._in_arena:
+            self._in_arena.all_reduce(call, source, target, _op(call), call.signature.dtype)
+            return
+        algorithm = self._algorithm(call)
+        if algorithm is Algorithm.LAYERED:
+            self._all_reduce_layered(call, source, target, wire)
+        elif wire is not None:
+            self._all_reduce_as_bf16(call, source, target)
+        else:
+            self._reduce_over_links(call, self._all_reduce_plan(algorithm, len(source)), algorithm, source, target)
+
+    def reduce(self, call: Call, source: Array, target: Array | None) -> None:
+        """Write the reduction of all sources into the root's target; the others have none."""
+        if self._in_arena:
+            self._in_arena.reduce(call, source, target, _op(call), call.signature.dtype)
+            return
+        algorithm, root = self._algorithm(call), call.signature.root or 0
+        if algorithm is Algorithm.TREE:
+            plan = tree.reduce(self.rank, self.size, root, len(source))
+        else:
+            plan = direct.reduce(self.rank, root, even_parts(len(source), self.size))
+        out = np.empty_like(source) if target is None else target
+        self._reduce_over_links(call, plan, algorithm, source, out)
+
+    def reduce_scatter(self, call: Call, source: Array, parts: Sequence[slice], target: Array) -> None:
+        """Write the reduction of ``parts[r]`` of all sources into the target of rank r."""
+        if self._in_arena:
+            self._in_arena.reduce_parts(call, source, parts, target, _op(call), call.signature.dtype)
+            return
+        algorithm = self._algorithm(call)
+        make_plan = ring.reduce_scatter if algorithm is Algorithm.RING else direct.reduce_scatter
+        whole = np.empty_like(source)
+        self._reduce_over_links(call, make_plan(self.rank, parts), algorithm, source, whole)
+        np.copyto(target, whole[parts[self.rank]])
+
+    def all_gather(self, call: Call, source: Array, parts: Sequence[slice], target: Array) -> None:
+        """Copy the source of rank r into ``parts[r]`` of every target."""
+        if self._in_arena:
+            cuts = [(slice(0, part.stop - part.start),) for part in parts]
+            wanted = [(rank, 0, target[part]) for rank, part in enumerate(parts)]
+            self._in_arena.exchange(call, source, cuts, wanted, call.signature.dtype)
+            return
+        np.copyto(target[parts[self.rank]], source)
+        make_plan = ring.all_gather if self._algorithm(call) is Algorithm.RING else direct.all_gather
+        self._run(make_plan(self.rank, parts), call, target, target)
+
+    def broadcast(self, call: Call, buffer: Array) -> None:
+        """Make every buffer equal to the root's."""
+        root = call.signature.root or 0
+        if self._in_arena:
+            cuts = [(slice(0, len(buffer)),) if rank == root else () for rank in range(self.size)]
+            wanted = [] if self.rank == root else [(root, 0, buffer)]
+            self._in_arena.exchange(call, buffer, cuts, wanted, call.signature.dtype)
+        else:
+            self._run(tree.broadcast(self.rank, self.size, root, len(buffer)), call, buffer, buffer)
+
+    def gather(self, call: Call, source: Array, target: Array | None) -> None:
+        """Put the sources, one after another, into the root's target."""
+        root, count = call.signature.root or 0, len(source)
+        parts = [slice(rank * count, (rank + 1) * count) for rank in range(self.size)]
+        if self._in_arena:
+            wanted = [] if target is None else [(rank, 0, target[part]) for rank, part in enumerate(parts)]
+            self._in_arena.exchange(call, source, [(slice(0, count),)] * self.size, wanted, call.signature.dtype)
+            return
+        if target is not None:
+            np.copyto(target[parts[root]], source)
+        self._run(direct.gather(self.rank, root, parts), call, source, source if target is None else target)
+
+    def scatter(self, call: Call, source: Array | None, target: Array) -> None:
+        """Cut the root's source into equal parts and put part r into the target of rank r."""
+        root, count = call.signature.root or 0, len(target)
+        parts = [slice(rank * count, (rank + 1) * count) for rank in range(self.size)]
+        if self._in_arena:
+            cuts = [parts if rank == root else () for rank in range(self.size)]
+            self._in_arena.exchange(call, source, cuts, [(root, self.rank, target)], call.signature.dtype)
+            return
+        if source is not None:
+            np.copyto(target, source[parts[root]])
+        self._run(direct.scatter(self.rank, root, parts), call, target if source is None else source, target)
+
+    def all_to_all(self, call: Call, source: Array, target: Array) -> None:
+        """Put part r of the source into rank r's target, as the part of this rank's number."""
+        parts = even_parts(len(source), self.size)
+        if self._in_arena:
+            wanted = [(rank, self.rank, target[part]) for rank, part in enumerate(parts)]
+            self._in_arena.exchange(call, source, [parts] * self.size, wanted, call.signature.dtype)
+            return
+        np.copyto(target[parts[self.rank]], source[parts[self.rank]])
+        self._run(direct.all_to_all(self.rank, parts, parts), call, source, target)
+
+    def barrier(self, call: Call) -> None:
+        """Return when every rank has called this."""
+        if self._in_arena:
+            self._in_arena.barrier(call)
+            return
+        nothing = np.empty(0, np.uint8)
+        make_plan = tree.barrier if self._algorithm(call) is Algorithm.TREE else direct.barrier
+        self._run(make_plan(self.rank, self.size), call, nothing, nothing)
+
+    def send(self, call: Call, source: Array, peer: int) -> None:
+        """Send a buffer to one peer."""
+        plan = Plan((Round(sends=(Send(peer, slice(0, len(source))),)),))
+        self._outbound[peer].run(plan, call, source, source, call.signature.dtype)
+
+    def receive(self, call: Call, target: Array, peer: int) -> None:
+        """Receive a buffer from one peer."""
+        plan = Plan((Round(receives=(Receive(peer, slice(0, len(target))),)),))
+        self._inbound[peer].run(plan, call, target, target, call.signature.dtype)
+
+    def allocate(self, call: Call, size_bytes: int) -> Array:
+        """Zeroed memory that the ranks of a host share; a rank that shares with nobody has it for itself."""
+        return self.arena.allocate(call, size_bytes) if self.arena else np.zeros(size_bytes, np.uint8)
+
+    def allocate_own(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """A zeroed array of this rank that the other ranks of its host can read without a copy."""
+        if self.arena is None:
+            return np.zeros(shape, dtype.numpy)
+        return self.arena.arena.shelf.allocate(math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape)
+
+    def counts(self) -> tuple[int, int, dict[int, float]]:
+        """Bytes sent and received over links, and the seconds waited, by the world's names of those waited for."""
+        runners = [self.links, *self._outbound.values(), *self._inbound.values()]
+        runners += [self._between_hosts] if self._between_hosts else []
+        waited: dict[int, float] = {}
+        for seconds_by_rank in [runner.waited_s for runner in runners] + (
+            [self.arena.arena.waited_s] if self.arena else []
+        ):
+            for rank, seconds in seconds_by_rank.items():
+                waited[rank] = waited.get(rank, 0.0) + seconds
+        return sum(each.bytes_sent for each in runners), sum(each.bytes_received for each in runners), waited
+
+    def close(self) -> None:
+        """Hang up and give the memory back. Closing twice is harmless."""
+        for link in [
+            *self.links.links.values(),
+            *(link for each in self._outbound.values() for link in each.links.values()),
+        ]:
+            link.close()
+        if self.arena:
+            self.arena.arena.close()
+
+    # Over links
+
+    def _run(self, plan: Plan, call: Call, source: Array, target: Array) -> None:
+        if call.signature.count == 0:  # nothing to move, but ranks that disagree about that must notice
+            plan = direct.barrier(self.rank, self.size)
+        self.links.run(plan, call, source, target, call.signature.dtype, call.signature.op)
+
+    def _reduce_over_links(self, call: Call, plan: Plan, algorithm: Algorithm, source: Array, target: Array) -> None:
+        dtype = call.signature.dtype
+        if dtype.is_narrow and algorithm in _CARRIES_PARTIAL_SUMS:
+            wide = widen(dtype, source)
+            self.links.run(plan, call, wide, wide, dtype.accumulator, call.signature.op)
+            finish(ReduceOp.SUM, dtype, wide, self.size, target)
+            return
+        if source is not target:
+            np.copyto(target, source)
+        self._run(plan, call, target, target)
+
+    def _all_reduce_plan(self, algorithm: Algorithm, length: int) -> Plan:
+        match algorithm:
+            case Algorithm.PAIR:
+                return pair.all_reduce(self.rank, length)
+            case Algorithm.RING:
+                return ring.all_reduce(self.rank, even_parts(length, self.size))
+            case Algorithm.TREE:
+                return tree.all_reduce(self.rank, self.size, length)
+            case Algorithm.STAR:
+                return star.all_reduce(self.rank, self.size, 0, length)
+            case _:
+                return direct.all_reduce(self.rank, even_parts(length, self.size))
+
+    def _all_reduce_as_bf16(self, call: Call, source: Array, target: Array) -> None:
+        """Half the bytes: every contribution is rounded once, added up in f32, and the result rounded once."""
+        narrow = np.empty(len(source), np.uint16)
+        round_to_bf16(source, narrow)
+        plan = direct.all_reduce(self.rank, even_parts(len(source), self.size))
+        self.links.run(plan, call, narrow, narrow, DType.BF16, call.signature.op)
+        widen_bf16(narrow, target)
+
+    # Several hosts with several ranks
+
+    def _join_hosts(self, links: Mapping[int, Link]) -> LinkRunner | None:
+        """Links to the ranks that have this rank's number on the other hosts, if every host has one."""
+        own_host = self.topology.host_of(self.rank)
+        position = own_host.index(self.rank)
+        if position >= min(map(len, self.topology.hosts)):
+            return None
+        others = {number: links[host[position]] for number, host in enumerate(self.topology.hosts) if host != own_host}
+        return LinkRunner(self.topology.hosts.index(own_host), others, self.epoch)
+
+    def _all_reduce_layered(self, call: Call, source: Array, target: Array, wire: DType | None) -> None:
+        """Fold part r on the host's rank r, exchange it with the other hosts' ranks r, and read all parts here."""
+        op, dtype = _op(call), call.signature.dtype
+        parts = even_parts(len(source), min(map(len, self.topology.hosts)))
+        position = self.topology.host_of(self.rank).index(self.rank)
+        part = parts[position] if position < len(parts) else slice(0, 0)
+        folded = np.empty(part.stop - part.start, dtype.accumulator.numpy)
+        if self.arena:
+            self.arena.reduce_parts(call, source, parts, folded, op, dtype, is_partial=True)
+        else:
+            accumulate(op, dtype, [source], folded)
+        if self._between_hosts:
+            self._exchange_between_hosts(call, folded, wire)
+        finished = np.empty(len(folded), dtype.numpy)
+        finish(op, dtype, folded, self.size, finished)
+        if not self.arena:
+            np.copyto(target, finished)
+            return
+        cuts = [(slice(0, each.stop - each.start),) for each in parts] + [()] * (self.arena.arena.size - len(parts))
+        wanted = [(number, 0, target[each]) for number, each in enumerate(parts)]
+        self.arena.exchange(call, finished, cuts, wanted, dtype)
+
+    def _exchange_between_hosts(self, call: Call, folded: Array, wire: DType | None) -> None:
+        assert self._between_hosts is not None
+        op, dtype = _op(call), call.signature.dtype.accumulator
+        partial = ReduceOp.SUM if op is ReduceOp.MEAN else op
+        plan = direct.all_reduce(self._between_hosts.rank, even_parts(len(folded), len(self.topology.hosts)))
+        travels = folded
+        if wire is not None:
+            travels = np.empty(len(folded), np.uint16)
+            round_to_bf16(folded, travels)
+            dtype = wire
+        self._between_hosts.run(plan, call, travels, travels, dtype, partial)
+        if wire is not None:
+            widen_bf16(travels, folded)
+
+    def _algorithm(self, call: Call) -> Algorithm:
+        signature = call.signature
+        return self.choose(signature.collective, signature.count * signature.dtype.itemsize).algorithm
+
+
+def _op(call: Call) -> ReduceOp:
+    assert call.signature.op is not None, "a reduction has an op"
+    return call.signature.op

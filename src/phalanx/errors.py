@@ -1,0 +1,66 @@
+"""Every exception Phalanx raises, cut by what the caller can do about it."""
+
+
+class PhalanxError(Exception):
+    """The root: catch this to catch everything Phalanx raises."""
+
+
+class ConfigError(PhalanxError, ValueError):
+    """You asked for something impossible. Nothing was changed or sent: change the request."""
+
+
+class TransportError(PhalanxError):
+    """A connection failed. ``peer`` is the rank at the other end, or None before it is known."""
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class ConnectError(TransportError):
+    """They were never reached: check the address and that they are running, then try again."""
+
+
+class PeerLost(TransportError):  # noqa: N818 - named for what happened, as all of these are
+    """They went away: wait for the next epoch, or start again without them."""
+
+
+class LinkClosed(TransportError):  # noqa: N818
+    """You closed it: a mistake on this side."""
+
+
+class DeadlineExceeded(TransportError, TimeoutError):  # noqa: N818
+    """They are slow, stopped or unreachable: look at that rank, or allow more time."""
+
+
+class ProtocolError(PhalanxError):
+    """They speak another version, or there is a bug. ``peer`` is the rank at the other end, or None."""
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class BadFrame(ProtocolError):  # noqa: N818
+    """Bytes that are no frame of ours."""
+
+
+class CollectiveMismatch(ProtocolError):  # noqa: N818
+    """Ranks disagree on operation, type, length or order: make them call the same things in the same order."""
+
+    @classmethod
+    def between(cls, rank: int, words: object, other: int, other_words: object) -> "CollectiveMismatch":
+        """The disagreement of two ranks, in both sides' words; the first is the peer."""
+        return cls(
+            f"rank {rank} is in {words}, but rank {other} is in {other_words}: "
+            "all ranks must make the same calls, of the same type and length, in the same order",
+            peer=rank,
+        )
+
+
+class MembershipError(PhalanxError):
+    """This rank cannot be, or no longer is, a member of the group."""
+
+
+class JoinRefused(MembershipError):  # noqa: N818
+    """The coordinator did not let this rank in; the message says why."""

@@ -1,0 +1,110 @@
+"""Making a team: links to everybody, and memory shared with those who can share it."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from phalanx.buffers import Array, DType, even_parts
+from phalanx.collectives import Call, Team, Topology
+from phalanx.transport import Arena, Deadline, Epoch, Link, Place, Seat, Switchboard, can_share_memory
+from phalanx.wire import Collective, Signature
+
+SETUP_CALLS = 2
+"""How many calls setting up takes at most; a group's own calls are numbered from here on."""
+
+
+def assemble(
+    rank: int,
+    names: Sequence[int],
+    hosts: Sequence[str],
+    switchboard: Switchboard,
+    key: bytes,
+    deadline: Deadline,
+    epoch: Epoch,
+) -> Team:
+    """The team of the ranks that ``names`` lists, as the one at ``rank`` sees it.
+
+    ``names`` are the ranks by which the world knows them; ``hosts`` says for each where it runs.
+    """
+    with ExitStack() as undo:
+        links, channels = (
+            _join(rank, names, switchboard, each, deadline, epoch, undo)
+            for each in (key, hashlib.sha256(key).digest()[:16])
+        )
+        apart = Team(rank, Topology(tuple((number,) for number in range(len(names)))), links, channels, None, epoch)
+        arena, topology = None, apart.topology
+        if len(set(hosts)) < len(hosts):
+            arena, topology = _share_memory(apart, names, hosts, deadline)
+        undo.pop_all()
+    return Team(rank, topology, links, channels, arena, epoch)
+
+
+def _join(
+    rank: int,
+    names: Sequence[int],
+    switchboard: Switchboard,
+    key: bytes,
+    deadline: Deadline,
+    epoch: Epoch,
+    undo: ExitStack,
+) -> dict[int, Link]:
+    """Links to all the others, by their rank in this team; ``undo`` closes them."""
+    peers = [name for name in names if name != names[rank]]
+    links = {
+        names.index(name): link for name, link in switchboard.links(key, names[rank], peers, deadline, epoch).items()
+    }
+    for link in links.values():
+        undo.callback(link.close)
+    return links
+
+
+def _share_memory(
+    apart: Team, names: Sequence[int], hosts: Sequence[str], deadline: Deadline
+) -> tuple[Arena | None, Topology]:
+    """An arena on every host where all ranks can reach each other's memory, and who shares memory then."""
+    neighbours = [number for number, host in enumerate(hosts) if host == hosts[apart.rank]]
+    seat = Seat.create() if can_share_memory() else None
+    seats = _tell_all(apart, _describe(seat), 1, deadline)
+    arena = _sit_down(seat, apart.rank, neighbours, names, seats)
+    has_arena = _tell_all(apart, np.array([arena is not None], np.int64), 2, deadline)[:, 0]
+    shared: dict[str, list[int]] = {}
+    for number, host in enumerate(hosts):
+        together = [other for other, its_host in enumerate(hosts) if its_host == host]
+        word = host if all(has_arena[together]) else f"{host} {number}"
+        shared.setdefault(word, []).append(number)
+    topology = Topology(tuple(map(tuple, shared.values())))
+    if arena and len(topology.host_of(apart.rank)) == 1:
+        arena.close()
+        arena = None
+    return arena, topology
+
+
+def _describe(seat: Seat | None) -> Array:
+    if seat is None:
+        return np.zeros(5, np.int64)
+    board, results = seat.board.place, seat.results.place
+    return np.array([board.pid, board.descriptor, board.inode, results.descriptor, results.inode], np.int64)
+
+
+def _sit_down(
+    seat: Seat | None, rank: int, neighbours: Sequence[int], names: Sequence[int], seats: Array
+) -> Arena | None:
+    if seat is None:
+        return None
+    first = seats[neighbours[0]].tolist()
+    boards = [Place(*seats[number, :3].tolist()) for number in neighbours]
+    results = Place(first[0], *first[3:])
+    try:
+        return Arena(seat, neighbours.index(rank), [names[number] for number in neighbours], boards, results)
+    except OSError:  # another user, another container, no such memory: links serve as well
+        seat.release()
+        return None
+
+
+def _tell_all(team: Team, words: Array, sequence: int, deadline: Deadline) -> Array:
+    told = np.zeros((team.size, len(words)), np.int64)
+    call = Call(Signature(Collective.ALL_GATHER, DType.I64, told.size), sequence, deadline)
+    team.all_gather(call, words, even_parts(told.size, team.size), told.reshape(-1))
+    return told

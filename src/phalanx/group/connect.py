@@ -1,0 +1,109 @@
+"""Becoming a member of a group."""
+
+import os
+import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+
+from phalanx.coordinator import CoordinatorClient
+from phalanx.errors import ConfigError
+from phalanx.group.group import Group, World, make_group
+from phalanx.transport import (
+    Deadline,
+    Epoch,
+    Listener,
+    MemorySwitchboard,
+    Switchboard,
+    TcpLobby,
+    host_identity,
+    is_loopback,
+    own_hosts,
+)
+from phalanx.wire import Address, Hello
+
+
+class Over(Enum):
+    """What a group's data may go over."""
+
+    AUTO = "auto"
+    """Shared memory where ranks can share it, TCP elsewhere."""
+    TCP = "tcp"
+    """TCP only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """How a worker finds its group.
+
+    ``coordinator`` lists the addresses where it may be; ``host`` names the machine this rank pretends to run on, so
+    that several can be simulated on one; ``hosted_by`` is the rank whose process the coordinator lives in, if any.
+    """
+
+    coordinator: tuple[Address, ...]
+    rank: int | None = None
+    size: int | None = None
+    job: str = ""
+    host: str | None = None
+    over: Over = Over.AUTO
+    hosted_by: int | None = None
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise ConfigError(f"a group has at least one rank, not {self.size}")
+        if self.rank is not None and (self.rank < 0 or (self.size is not None and self.rank >= self.size)):
+            raise ConfigError(f"there is no rank {self.rank} in a group of {self.size}: ranks begin at 0")
+
+
+def alone(timeout_s: float = 300.0) -> Group:
+    """A group of one: everything works, and nothing needs a network."""
+    epoch = Epoch(1)
+    world = World(MemorySwitchboard(), epoch, None, [host_identity()])
+    return make_group(world, [0], 0, bytes(16), Deadline.after(timeout_s), timeout_s, epoch.close)
+
+
+def connect(join: Join, switchboard: Switchboard | None = None) -> Group:
+    """Join the group that ``join`` describes; returns when all its ranks are connected.
+
+    ``switchboard`` makes the links; without one they are TCP connections.
+    """
+    deadline = Deadline.after(join.timeout_s)
+    with ExitStack() as undo:
+        client = CoordinatorClient(join.coordinator, deadline, hosted_by=join.hosted_by)
+        undo.callback(client.close)
+        listener = _listen(client.local_host, join)
+        undo.callback(listener.close)
+        welcome, epoch = client.join(_hello(join, _published(client.local_host, listener)), deadline)
+        undo.callback(epoch.close)
+        lobby = TcpLobby(listener, {member.rank: member.addresses for member in welcome.members})
+        undo.callback(lobby.close)
+        world = World(switchboard or lobby, epoch, client, [member.host for member in welcome.members])
+        ranks = [member.rank for member in welcome.members]
+        leave = ExitStack()
+        group = make_group(world, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close)
+        leave.push(undo.pop_all())
+        leave.callback(client.leave)
+        return group
+
+
+def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
+    here = host_identity()
+    if join.host is not None:
+        here += f"/{join.host}"
+    if join.over is Over.TCP:
+        here += f"/{uuid.uuid4()}"  # a machine of its own: nobody shares its memory
+    return Hello(host=here, addresses=addresses, pid=os.getpid(), rank=join.rank, size=join.size, job=join.job)
+
+
+def _listen(local_host: str, join: Join) -> Listener:
+    """Listen where peers can come: on this machine only if all are on it, else on every interface."""
+    if all(is_loopback(address.host) for address in join.coordinator):
+        return Listener(local_host)
+    return Listener("::" if ":" in local_host else "0.0.0.0")  # noqa: S104 - peers come from other machines
+
+
+def _published(local_host: str, listener: Listener) -> tuple[Address, ...]:
+    where = listener.address
+    hosts = (local_host,) if is_loopback(where.host) else own_hosts(local_host)
+    return tuple(Address(host=host, port=where.port) for host in hosts)

@@ -1,0 +1,277 @@
+"""The group: ranks that work together, from the first call to the last."""
+
+import atexit
+import copy
+import hashlib
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+
+from phalanx.buffers import Array, DType
+from phalanx.collectives import Call, Choice, Team
+from phalanx.errors import CollectiveMismatch, ConfigError, DeadlineExceeded, LinkClosed, PeerLost, PhalanxError
+from phalanx.group.assemble import SETUP_CALLS, assemble
+from phalanx.group.calls import Calls
+from phalanx.group.line import Line
+from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
+from phalanx.transport import Deadline, Epoch, Pending, Switchboard
+from phalanx.wire import Cause, Collective
+
+Result = TypeVar("Result")
+
+_VERDICT_S = 0.75  # how long a call that failed waits to hear from the coordinator who is really to blame
+
+
+class Registry(Protocol):
+    """Where a rank says that it cannot go on, and that it goes."""
+
+    def report(self, cause: Cause, rank: int, words: str) -> None:
+        """Tell everybody why this rank cannot go on."""
+
+    def leave(self) -> None:
+        """Go, without anybody else having to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a group has in common with its subgroups; ``hosts`` says where each rank of the world runs."""
+
+    switchboard: Switchboard
+    epoch: Epoch
+    registry: Registry | None
+    hosts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a rank has done in its group so far.
+
+    ``waited_s`` has the seconds in which this rank could not go on, by the ranks it waited for.
+    """
+
+    calls: dict[str, int]
+    seconds: float
+    bytes_sent: int
+    bytes_received: int
+    waited_s: dict[int, float]
+
+
+class Group(Calls):
+    """Ranks that call the same things in the same order, each with its own data.
+
+    Every call ends: with its result, or with an error that names who kept it. After any error but ``ConfigError`` the
+    group is of no further use, and every call raises that error again.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        names: Sequence[int],
+        team: Team,
+        key: bytes,
+        timeout_s: float,
+        leave: Callable[[], None],
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._leave = leave  # before the links close: others are to hear it from the coordinator first
+        self._world = world
+        self._names = tuple(names)  # what the world calls each rank of this group
+        self._team = team
+        self._key = key
+        self._name = key[:8].hex()
+        self._operations = Operations(team)
+        self._lines: dict[Channel | None, Line] = {}
+        self._sequences: Counter[Channel | None] = Counter({None: SETUP_CALLS})
+        self._subgroups: Counter[tuple[int, ...]] = Counter()
+        self._calls: Counter[Collective] = Counter()
+        self._seconds = 0.0
+        self._failure: PhalanxError | None = None
+        self._is_closed = False
+        self._afterwards: list[Callable[[], None]] = []
+        atexit.register(self.close)  # a script that just ends leaves its group in good order
+
+    @property
+    def rank(self) -> int:
+        """This member's number."""
+        return self._team.rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._team.size
+
+    @property
+    def epoch(self) -> int:
+        """The number of this membership."""
+        return self._world.epoch.number
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks, grouped by who shares memory."""
+        return self._team.topology.hosts
+
+    def allocate(
+        self, shape: int | Sequence[int], dtype: DType | str | type = np.float32, *, shared: bool = False
+    ) -> Array:
+        """Return a zeroed array in the memory that the ranks of this host can see, so that its calls need no copy.
+
+        With ``shared`` all ranks of a host call this together and get the same memory: the place for a result that
+        everybody reads. Where no memory can be shared, it is an ordinary array.
+        """
+        axes, kind = check_shape(shape), DType.parse(dtype)
+        if shared:
+            return self._now(self._operations.allocate(axes, kind), None)
+        return self._team.allocate_own(axes, kind)
+
+    def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> "Group":
+        """Return the group of some of the ranks, numbered in the order given. Exactly those ranks call this."""
+        wanted = tuple(ranks)
+        if len(set(wanted)) != len(wanted) or not all(rank in range(self.size) for rank in wanted):
+            raise ConfigError(f"a subgroup has different ranks from 0 to {self.size - 1}, not {list(wanted)}")
+        if self.rank not in wanted:
+            raise ConfigError(f"rank {self.rank} is not among {list(wanted)}: only members of a subgroup ask for it")
+        self._check_usable()
+        self._subgroups[wanted] += 1
+        key = hashlib.sha256(self._key + repr((wanted, self._subgroups[wanted])).encode()).digest()[:16]
+        names = [self._names[rank] for rank in wanted]
+        seconds = timeout_s or self.timeout_s
+        return make_group(self._world, names, self._names[self.rank], key, Deadline.after(seconds), self.timeout_s)
+
+    def explain(self, collective: str, nbytes: int) -> Choice:
+        """Say how a collective over ``nbytes`` would be carried out, and why: print the answer."""
+        if nbytes < 0:
+            raise ConfigError(f"a buffer has 0 bytes or more, not {nbytes}")
+        return self._team.choose(parse_collective(collective), nbytes)
+
+    def statistics(self) -> Statistics:
+        """Return what this rank has done in this group so far."""
+        sent, received, waited = self._team.counts()
+        calls = {collective.name.lower(): count for collective, count in self._calls.items()}
+        return Statistics(calls, self._seconds, sent, received, waited)
+
+    def close(self) -> None:
+        """Leave the group when what was begun is finished. Closing twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        for line in self._lines.values():
+            line.close()
+        self._leave()
+        self._team.close()
+        for close in self._afterwards:
+            close()
+
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Have ``close`` called when this group has been closed."""
+        self._afterwards.append(close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._failure is None and self._world.registry:
+            words = traceback.format_exception_only(error)[-1].strip()
+            failed = f"rank {self._names[self.rank]} failed: {words}"
+            self._world.registry.report(Cause.RAISED, self._names[self.rank], failed)
+            self._world.epoch.revoke(PeerLost(failed, peer=self._names[self.rank]))  # what was begun ends now
+        self.close()
+
+    # Doing
+
+    def _now(self, operation: Operation[Result], timeout_s: float | None) -> Result:
+        deadline = self._begin(timeout_s)
+        return self._line(operation).run(lambda: self._perform(operation, deadline), operation.signature)
+
+    def _later(self, operation: Operation[Result], timeout_s: float | None) -> Pending[Result]:
+        deadline = self._begin(timeout_s)
+        return self._line(operation).submit(lambda: self._perform(operation, deadline), operation.signature)
+
+    def _begin(self, timeout_s: float | None) -> Deadline:
+        self._check_usable()
+        return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+
+    def _line(self, operation: Operation[Result]) -> Line:
+        line = self._lines.get(operation.channel)
+        if line is None:
+            line = self._lines.setdefault(operation.channel, Line(f"phalanx-exchange-{self.rank}"))
+        return line
+
+    def _perform(self, operation: Operation[Result], deadline: Deadline) -> Result:
+        """Do what has come to the head of its line; only there is it known which call it is."""
+        began = time.perf_counter()
+        channel, signature = operation.channel, operation.signature
+        try:
+            if self._failure is not None:
+                raise copy.copy(self._failure)
+            self._world.epoch.check()
+            self._sequences[channel] += 1
+            call = Call(signature, self._sequences[channel], deadline, "" if channel else self._name)
+            return operation.perform(call)
+        except ConfigError:
+            raise
+        except PhalanxError as error:
+            if self._failure is None:
+                self._failure = self._arbitrate(error)
+            if self._failure is error:
+                raise
+            raise copy.copy(self._failure) from error
+        finally:
+            self._calls[signature.collective] += 1
+            self._seconds += time.perf_counter() - began
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise LinkClosed("this group was closed on this side: connect again")
+        if self._failure is not None:
+            raise copy.copy(self._failure)
+
+    def _arbitrate(self, error: PhalanxError) -> PhalanxError:
+        """Tell the others, and prefer the coordinator's word on who is to blame: it hears all sides."""
+        epoch, registry = self._world.epoch, self._world.registry
+        cause, peer = _cause_of(error), getattr(error, "peer", None)
+        if epoch.error is None and registry and cause and peer is not None:
+            registry.report(cause, peer, str(error))
+            patience = Deadline.after(_VERDICT_S)
+            while epoch.error is None and not patience.has_passed:
+                time.sleep(0.001)
+        return epoch.error or error
+
+
+def make_group(
+    world: World,
+    names: Sequence[int],
+    name: int,
+    key: bytes,
+    deadline: Deadline,
+    timeout_s: float,
+    leave: Callable[[], None] = lambda: None,
+) -> Group:
+    """The group of the ranks that the world knows as ``names``, as the one known as ``name`` sees it.
+
+    ``leave`` is called when it is closed.
+    """
+    rank = names.index(name)
+    hosts = [world.hosts[each] for each in names]
+    team = assemble(rank, names, hosts, world.switchboard, key, deadline, world.epoch)
+    return Group(world, names, team, key, timeout_s, leave)
+
+
+def _cause_of(error: PhalanxError) -> Cause | None:
+    match error:
+        case CollectiveMismatch():
+            return Cause.DISAGREED
+        case DeadlineExceeded():
+            return Cause.STALLED
+        case PeerLost():
+            return Cause.LOST
+        case _:
+            return None

@@ -1,0 +1,74 @@
+"""Operations one after another, in the order in which they were asked for."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from phalanx.transport import Pending
+
+Result = TypeVar("Result")
+
+
+class Line:
+    """Where operations stand in line: whoever can go at once runs in its own thread, the rest in one that is named.
+
+    Handing an operation to another thread costs more than a small collective does, so a blocking call that finds the
+    line empty does its work itself.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Pending[Any], Callable[[], Any]]] = deque()  # Any: each has a result of its own type
+        self._is_busy = False
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    def run(self, operation: Callable[[], Result], what: object) -> Result:
+        """Run ``operation`` when those before it are done, and return its result."""
+        with self._changed:
+            may_go = not self._is_busy and not self._waiting
+            self._is_busy |= may_go
+        if not may_go:
+            return self.submit(operation, what).wait()
+        try:
+            return operation()
+        finally:
+            self._step_out()
+
+    def submit(self, operation: Callable[[], Result], what: object) -> Pending[Result]:
+        """Have ``operation`` run when those before it are done."""
+        pending: Pending[Result] = Pending(what)
+        with self._changed:
+            self._waiting.append((pending, operation))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return pending
+
+    def close(self) -> None:
+        """Finish what stands in line, then stop. Closing twice is harmless."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_busy and (self._waiting or self._is_closing))
+                if not self._waiting:
+                    return
+                pending, operation = self._waiting.popleft()
+                self._is_busy = True
+            pending.complete(operation)
+            self._step_out()
+
+    def _step_out(self) -> None:
+        with self._changed:
+            self._is_busy = False
+            if self._waiting or self._is_closing:
+                self._changed.notify_all()

@@ -1,0 +1,290 @@
+"""What people ask of a group, checked: nothing is changed or sent for a request that makes no sense."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from phalanx.buffers import Array, DType, ReduceOp, check, even_parts
+from phalanx.collectives import Call, Team
+from phalanx.errors import CollectiveMismatch, ConfigError
+from phalanx.wire import Collective, Signature
+
+Result = TypeVar("Result")
+
+
+Channel = tuple[str, int]
+"""One direction between this rank and one peer: what goes through it keeps its own order."""
+
+
+@dataclass(slots=True)
+class Operation(Generic[Result]):
+    """Something that can be done: what it is, the doing, and its channel if only one peer takes part."""
+
+    signature: Signature
+    perform: Callable[[Call], Result]
+    channel: Channel | None = None
+
+
+class Operations:
+    """Turns arguments into operations of one team."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+
+    def all_reduce(
+        self, array: Array, op: ReduceOp | str, out: Array | None, wire: DType | str | None
+    ) -> Operation[Array]:
+        """The reduction of all arrays, in ``out`` or in place."""
+        target = array if out is None else out
+        source_flat, dtype = _flat(array, "array")
+        target_flat = source_flat if target is array else _target(target, array.shape, dtype, "out")
+        if target is array:
+            _check_writable(array, "array")
+        reduction = _reduction(op, dtype)
+        narrow = None if wire is None else _wire(wire, dtype)
+
+        def perform(call: Call) -> Array:
+            self._team.all_reduce(call, source_flat, target_flat, narrow)
+            return target
+
+        return Operation(_signature(Collective.ALL_REDUCE, dtype, array.size, reduction), perform)
+
+    def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
+        """The reduction of all arrays, in the root's array; the others keep theirs."""
+        flat, dtype = _flat(array, "array")
+        reduction, is_root = _reduction(op, dtype), self._rank(root, "root") == self._team.rank
+        if is_root:
+            _check_writable(array, "array")
+
+        def perform(call: Call) -> Array:
+            self._team.reduce(call, flat, flat if is_root else None)
+            return array
+
+        return Operation(_signature(Collective.REDUCE, dtype, array.size, reduction, root), perform)
+
+    def reduce_scatter(self, array: Array, op: ReduceOp | str, out: Array | None) -> Operation[Array]:
+        """This rank's part of the reduction, cut along the first axis."""
+        flat, dtype = _flat(array, "array")
+        if array.ndim == 0:
+            raise ConfigError("a single value cannot be scattered: pass an array with at least one axis")
+        reduction, row = _reduction(op, dtype), math.prod(array.shape[1:])
+        rows = even_parts(array.shape[0], self._team.size)
+        parts = [slice(part.start * row, part.stop * row) for part in rows]
+        own = rows[self._team.rank]
+        shape = (own.stop - own.start, *array.shape[1:])
+        target = np.empty(shape, dtype.numpy) if out is None else out
+        target_flat = _target(target, shape, dtype, "out")
+
+        def perform(call: Call) -> Array:
+            self._team.reduce_scatter(call, flat, parts, target_flat)
+            return target
+
+        return Operation(_signature(Collective.REDUCE_SCATTER, dtype, array.size, reduction), perform)
+
+    def all_gather(self, array: Array, out: Array | None) -> Operation[Array]:
+        """All ranks' arrays, stacked by rank."""
+        flat, dtype = _flat(array, "array")
+        shape = (self._team.size, *array.shape)
+        target = np.empty(shape, dtype.numpy) if out is None else out
+        target_flat = _target(target, shape, dtype, "out")
+        parts = even_parts(len(target_flat), self._team.size)
+
+        def perform(call: Call) -> Array:
+            self._team.all_gather(call, flat, parts, target_flat)
+            return target
+
+        return Operation(_signature(Collective.ALL_GATHER, dtype, len(target_flat)), perform)
+
+    def all_gather_unequal(self, array: Array) -> Operation[list[Array]]:
+        """All ranks' arrays, which may differ in the length of their first axis: first the lengths, then the data."""
+        flat, dtype = _flat(array, "array")
+        if array.ndim == 0:
+            raise ConfigError("a single value has no length: use all_gather")
+        row, size = math.prod(array.shape[1:]), self._team.size
+        told = np.empty((size, 3), np.int64)
+
+        def perform(call: Call) -> list[Array]:
+            words = np.array([array.shape[0], row, dtype.code], np.int64)
+            self._team.all_gather(call, words, even_parts(told.size, size), told.reshape(-1))
+            for rank, (_, its_row, its_code) in enumerate(told.tolist()):
+                if (its_row, its_code) != (row, dtype.code):
+                    theirs = f"rows of {its_row} {DType.from_code(its_code).label}"
+                    ours = f"rows of {row} {dtype.label}"
+                    raise CollectiveMismatch.between(rank, theirs, self._team.rank, ours)
+            ends = np.cumsum([0, *told[:, 0]]) * row
+            parts = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
+            target = np.empty(int(ends[-1]), dtype.numpy)
+            data = Call(_signature(Collective.ALL_GATHER, dtype, len(target)), call.sequence, call.deadline)
+            self._team.all_gather(data, flat, parts, target)
+            return [target[part].reshape(-1, *array.shape[1:]) for part in parts]
+
+        return Operation(_signature(Collective.ALL_GATHER, DType.I64, told.size), perform)
+
+    def broadcast(self, array: Array, root: int) -> Operation[Array]:
+        """The root's array, in every rank's."""
+        flat, dtype = _flat(array, "array")
+        if self._rank(root, "root") != self._team.rank:
+            _check_writable(array, "array")
+
+        def perform(call: Call) -> Array:
+            self._team.broadcast(call, flat)
+            return array
+
+        return Operation(_signature(Collective.BROADCAST, dtype, array.size, root=root), perform)
+
+    def gather(self, array: Array, root: int) -> Operation[Array | None]:
+        """All ranks' arrays, stacked by rank, on the root; None elsewhere."""
+        flat, dtype = _flat(array, "array")
+        is_root = self._rank(root, "root") == self._team.rank
+        target = np.empty((self._team.size, *array.shape), dtype.numpy) if is_root else None
+
+        def perform(call: Call) -> Array | None:
+            self._team.gather(call, flat, None if target is None else target.reshape(-1))
+            return target
+
+        return Operation(_signature(Collective.GATHER, dtype, array.size * self._team.size, root=root), perform)
+
+    def scatter(self, array: Array | None, out: Array, root: int) -> Operation[Array]:
+        """The root's row of this rank's number, in ``out``."""
+        dtype = DType.of(_array(out, "out"))
+        target = _target(out, out.shape, dtype, "out")
+        source = None
+        if self._rank(root, "root") == self._team.rank:
+            shape = (self._team.size, *out.shape)
+            if array is None or array.shape != shape or DType.of(_array(array, "array")) is not dtype:
+                raise ConfigError(f"the root must pass an array of shape {shape} and type {dtype.label} to scatter")
+            source = _flat(array, "array")[0]
+
+        def perform(call: Call) -> Array:
+            self._team.scatter(call, source, target)
+            return out
+
+        return Operation(_signature(Collective.SCATTER, dtype, out.size * self._team.size, root=root), perform)
+
+    def all_to_all(self, array: Array) -> Operation[Array]:
+        """Part r of every rank's array, in the order of ranks, where r is this rank; cut along the first axis."""
+        flat, dtype = _flat(array, "array")
+        if array.ndim == 0 or array.shape[0] % self._team.size:
+            raise ConfigError(
+                f"the first axis of {array.shape} must be a multiple of {self._team.size}, one part a rank"
+            )
+        target = np.empty(array.shape, dtype.numpy)
+
+        def perform(call: Call) -> Array:
+            self._team.all_to_all(call, flat, target.reshape(-1))
+            return target
+
+        return Operation(_signature(Collective.ALL_TO_ALL, dtype, array.size), perform)
+
+    def send(self, array: Array, to: int) -> Operation[None]:
+        """Send an array to one peer."""
+        flat, dtype = _flat(array, "array")
+        self._peer(to, "to")
+        signature = _signature(Collective.SEND, dtype, array.size)
+        return Operation(signature, lambda call: self._team.send(call, flat, to), ("to", to))
+
+    def recv(self, array: Array, source: int) -> Operation[Array]:
+        """Receive one peer's array."""
+        dtype = DType.of(_array(array, "array"))
+        flat = _target(array, array.shape, dtype, "array")
+        self._peer(source, "source")
+
+        def perform(call: Call) -> Array:
+            self._team.receive(call, flat, source)
+            return array
+
+        return Operation(_signature(Collective.SEND, dtype, array.size), perform, ("from", source))
+
+    def barrier(self) -> Operation[None]:
+        """Wait for everybody."""
+        return Operation(_signature(Collective.BARRIER, DType.U8, 0), self._team.barrier)
+
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Operation[Array]:
+        """An array that the ranks of a host share."""
+        size = math.prod(shape)
+
+        def perform(call: Call) -> Array:
+            return self._team.allocate(call, size * dtype.itemsize).view(dtype.numpy).reshape(shape)
+
+        return Operation(_signature(Collective.ALLOCATE, dtype, size), perform)
+
+    def _rank(self, rank: int, name: str) -> int:
+        if not (isinstance(rank, int) and 0 <= rank < self._team.size):
+            raise ConfigError(f"{name} must be a rank from 0 to {self._team.size - 1}, not {rank!r}")
+        return rank
+
+    def _peer(self, rank: int, name: str) -> None:
+        if self._rank(rank, name) == self._team.rank:
+            raise ConfigError(f"{name} is this rank itself ({rank}): copy the array instead")
+
+
+@lru_cache(maxsize=4096)  # people make the same few calls again and again
+def _signature(
+    collective: Collective, dtype: DType, count: int, op: ReduceOp | None = None, root: int | None = None
+) -> Signature:
+    return Signature(collective, dtype, count, op, root)
+
+
+def check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """A shape as a tuple; ConfigError unless every axis has a length."""
+    axes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not all(isinstance(axis, int | np.integer) and axis >= 0 for axis in axes):
+        raise ConfigError(f"a shape has lengths of 0 or more, not {shape!r}")
+    return tuple(int(axis) for axis in axes)
+
+
+def parse_collective(name: str) -> Collective:
+    """The collective that ``name`` means, as in ``"all_reduce"``."""
+    try:
+        return Collective[name.upper().replace("-", "_")]
+    except KeyError:
+        known = ", ".join(each.name.lower() for each in Collective)
+        raise ConfigError(f"there is no collective {name!r}: use one of {known}") from None
+
+
+def _array(array: Array, name: str) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(f"{name} must be a numpy array, not {type(array).__name__}: pass np.asarray(...) or .numpy()")
+    return array
+
+
+def _flat(array: Array, name: str) -> tuple[Array, DType]:
+    """All elements in a row, as the type says, without a copy."""
+    dtype = DType.of(_array(array, name))
+    if not array.flags.c_contiguous:
+        raise ConfigError(f"{name} is not contiguous: pass np.ascontiguousarray({name})")
+    flat = array.reshape(-1)
+    return (flat if flat.dtype == dtype.numpy else flat.view(dtype.numpy)), dtype
+
+
+def _target(array: Array, shape: tuple[int, ...], dtype: DType, name: str) -> Array:
+    flat, found = _flat(array, name)
+    if found is not dtype or array.shape != shape:
+        raise ConfigError(f"{name} must have shape {shape} and type {dtype.label}, not {array.shape} and {found.label}")
+    _check_writable(array, name)
+    return flat
+
+
+def _check_writable(array: Array, name: str) -> None:
+    if not array.flags.writeable:
+        raise ConfigError(f"{name} is read-only, and the result is written into it: pass a copy")
+
+
+def _reduction(op: ReduceOp | str, dtype: DType) -> ReduceOp:
+    reduction = ReduceOp.parse(op)
+    check(reduction, dtype)
+    return reduction
+
+
+def _wire(wire: DType | str, dtype: DType) -> DType | None:
+    narrow = DType.parse(wire)
+    if narrow is dtype:
+        return None
+    if (narrow, dtype) != (DType.BF16, DType.F32):
+        raise ConfigError(f"{dtype.label} cannot travel as {narrow.label}: only f32 can, as bf16")
+    return narrow

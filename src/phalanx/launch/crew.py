@@ -1,0 +1,184 @@
+"""The workers of one run: starting them, passing on what they write, and seeing all of them to their end."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+from typing import IO, BinaryIO, Self
+
+from phalanx.launch import worker
+from phalanx.launch.env import Launch, worker_environ
+from phalanx.launch.output import Lines, Tail, prefix, write_lines
+from phalanx.launch.verdict import End, first_failure
+
+_LOOK_S = 0.05  # how often to look after workers that write nothing
+_READ_BYTES = 1 << 16
+_GRACE_S = 2.0  # when one fails the others notice by themselves, and say more when they do
+_LAST_S = 3.0  # from being told to go until being killed
+
+
+class Signals:
+    """The SIGINT and SIGTERM that come meanwhile: they are kept, and interrupt nothing."""
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._keep) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, action in self._before.items():
+            signal.signal(number, action)
+
+    def _keep(self, number: int, _: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+
+
+class Crew:
+    """All workers of one run; those that are left when the block ends are killed."""
+
+    def __init__(self) -> None:
+        self.ends: list[End] = []
+        self._running: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._steps: list[tuple[float, signal.Signals]] = []  # when to send which signal to whoever is left
+        self._is_stopping = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._running:
+            each.kill()
+        self._selector.close()
+
+    def start(self, launch: Launch, command: list[str]) -> None:
+        """Start the worker of one rank."""
+        self._running.append(_Worker(launch, command, self._selector))
+
+    def work(self, signals: Signals) -> None:
+        """Pass on what workers write until all have ended. When one fails or a signal comes, make the others end."""
+        heard = 0
+        while self._running:
+            for key, _ in self._selector.select(_LOOK_S):
+                key.data.pass_on_nowait()
+            now = time.monotonic()
+            self._note_ends(now)
+            if not self._steps and not self._is_stopping and first_failure(self.ends):
+                self._steps = [(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _LAST_S, signal.SIGKILL)]
+            if len(signals.received) > heard:
+                heard = len(signals.received)
+                self._steps = [(now, signals.received[-1]), (now + _LAST_S, signal.SIGKILL)]
+            while self._steps and self._steps[0][0] <= now:
+                self._is_stopping = True
+                for each in self._running:
+                    each.send(self._steps[0][1])
+                del self._steps[0]
+
+    def _note_ends(self, now: float) -> None:
+        for each in list(self._running):
+            code = each.poll()
+            if code is not None:
+                self._running.remove(each)
+                end = End(rank=each.rank, code=code, at=now, stderr=each.finish(), was_stopped=self._is_stopping)
+                self.ends.append(end)
+
+
+class _Worker:
+    """One worker's process, which leads a session of its own, and what it writes."""
+
+    def __init__(self, launch: Launch, command: list[str], selector: selectors.BaseSelector) -> None:
+        self.rank = launch.rank
+        self._process = subprocess.Popen(  # noqa: S603 - the user's own program
+            [sys.executable, "-I", "-S", worker.__file__, str(os.getpid()), *command],
+            env=worker_environ(launch, threads=max(1, (os.cpu_count() or 1) // launch.size)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that what it starts can be stopped with it
+        )
+        assert self._process.stdout
+        assert self._process.stderr
+        self._tail = Tail()
+        self._pipes = [
+            _Pipe(self._process.stdout, sys.stdout.buffer, launch, selector),
+            _Pipe(self._process.stderr, sys.stderr.buffer, launch, selector, self._tail),
+        ]
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the signal that killed it; None while it runs."""
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it and whatever it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def finish(self) -> str:
+        """Kill what it left behind, pass on what is still unread, and return the end of its stderr."""
+        self.send(signal.SIGKILL)
+        for pipe in self._pipes:
+            pipe.finish()
+        return self._tail.text()
+
+    def kill(self) -> None:
+        """End it at once; what it wrote is lost."""
+        self.send(signal.SIGKILL)
+        self._process.wait()
+        for pipe in self._pipes:
+            pipe.close()
+
+
+class _Pipe:
+    """What a worker writes to one of its streams, on its way to ours."""
+
+    def __init__(
+        self,
+        source: IO[bytes],
+        target: BinaryIO,
+        launch: Launch,
+        selector: selectors.BaseSelector,
+        tail: Tail | None = None,
+    ) -> None:
+        os.set_blocking(source.fileno(), False)
+        selector.register(source, selectors.EVENT_READ, self)
+        self._source = source
+        self._target = target
+        self._prefix = prefix(launch.rank, launch.size, is_coloured=target.isatty())
+        self._selector = selector
+        self._tail = tail
+        self._lines = Lines()
+
+    def pass_on_nowait(self) -> bool:
+        """Pass on what is there; whether there may be more."""
+        if self._source.closed:
+            return False
+        try:
+            data = os.read(self._source.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        if self._tail:
+            self._tail.feed(data)
+        write_lines(self._target, self._prefix, self._lines.feed(data))
+        return True
+
+    def finish(self) -> None:
+        """Pass on all that is there, and the last line even if it has no end."""
+        while self.pass_on_nowait():
+            pass
+        write_lines(self._target, self._prefix, self._lines.end())
+        self.close()
+
+    def close(self) -> None:
+        """Read no more. Closing twice is harmless."""
+        if not self._source.closed:
+            self._selector.unregister(self._source)
+            self._source.close()

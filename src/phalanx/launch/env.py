@@ -1,0 +1,237 @@
+"""How this process was started, read from its environment: the only module that looks at it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigError
+from phalanx.group import Over
+from phalanx.transport import format_address, is_loopback, parse_address
+from phalanx.wire import Address
+
+LOOPBACK = "127.0.0.1"
+_CANDIDATES = 8  # ports that rank 0 may take: somebody else may hold the first ones
+_FIRST_PORT, _PORTS = 20_000, 10_000  # below the range from which systems give ports to clients
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a process was told about its group by whoever started it.
+
+    ``coordinator`` lists where it may be. With ``is_hosted`` nobody has started it: rank 0 does, at the first of these
+    addresses that is free.
+    """
+
+    rank: int
+    size: int
+    job: str
+    coordinator: tuple[Address, ...]
+    is_hosted: bool = False
+    host: str | None = None
+    over: Over = Over.AUTO
+
+
+def read_launch() -> Launch | None:
+    """How this process was started; None if alone."""
+    return find_launch(os.environ)
+
+
+def find_launch(environ: Environ) -> Launch | None:
+    """What ``environ`` says about the group: by phalanx run, torchrun, mpirun or srun; None if nobody does.
+
+    ConfigError names the variable that is missing or makes no sense.
+    """
+    # srun comes late: both torchrun and mpirun may themselves be started by it, and then leave its variables in place.
+    for find in (_under_phalanx, _under_torchrun, _under_open_mpi, _under_srun, _under_mpich):
+        if launch := find(environ):
+            return launch if launch.size > 1 or not launch.is_hosted else None
+    if "PHALANX_COORDINATOR" in environ:
+        raise ConfigError(
+            "PHALANX_COORDINATOR is set, but nothing says which rank this is: start the workers with srun or mpirun, "
+            "set PHALANX_RANK, PHALANX_SIZE and PHALANX_JOB too, or unset it to be alone"
+        )
+    return None
+
+
+def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
+    """The environment of a worker that is to find ``launch``: this process's own and what must be said.
+
+    It computes with ``threads`` threads, unless the user has decided about that.
+    """
+    told = {
+        "PHALANX_COORDINATOR": format_address(launch.coordinator[0]),
+        "PHALANX_RANK": str(launch.rank),
+        "PHALANX_SIZE": str(launch.size),
+        "PHALANX_JOB": launch.job,
+        "PHALANX_OVER": launch.over.value,
+    }
+    if launch.host is not None:
+        told["PHALANX_HOST"] = launch.host
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **told}
+
+
+def parse_over(text: str, name: str) -> Over:
+    """What ``text`` says data may go over; ``name`` is where it was said."""
+    try:
+        return Over(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be {' or '.join(each.value for each in Over)}, not {text!r}") from None
+
+
+def first_host(expression: str) -> str:
+    """The first machine that a SLURM expression such as ``node[003-007,9],login`` names."""
+    first = re.match(r"(?:[^,\[\]\s]|\[[^\[\]\s]+\])+(?=,|$)", expression)
+    if first is None:
+        raise ConfigError(f"SLURM_STEP_NODELIST names no machine: {expression!r}; set PHALANX_COORDINATOR to host:port")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
+
+
+def _under_phalanx(environ: Environ) -> Launch | None:
+    if "PHALANX_RANK" not in environ and "PHALANX_SIZE" not in environ:
+        return None
+    rank, size = _rank_and_size(environ, "PHALANX_RANK", "PHALANX_SIZE")
+    return Launch(
+        rank=rank,
+        size=size,
+        job=_text(environ, "PHALANX_JOB"),
+        coordinator=(_address(environ, "PHALANX_COORDINATOR"),),
+        host=environ.get("PHALANX_HOST"),
+        over=_over(environ),
+    )
+
+
+def _under_torchrun(environ: Environ) -> Launch | None:
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return None
+    rank, size = _rank_and_size(environ, "RANK", "WORLD_SIZE")
+    if size == 1:
+        return _hosted(environ, rank, size, "", ())
+    host, port = _text(environ, "MASTER_ADDR"), _number(environ, "MASTER_PORT")
+    is_one_machine = is_loopback(host) or environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
+    job = f"torchrun-{environ.get('TORCHELASTIC_RUN_ID', '')}-{port}"
+    # MASTER_PORT itself is taken by torch
+    ports = range(port + 1, min(port + 1 + _CANDIDATES, 65536))
+    if not ports:
+        raise ConfigError(f"MASTER_PORT leaves no port above it for the coordinator: choose one below {port}")
+    return _hosted(environ, rank, size, job, _at(LOOPBACK if is_one_machine else host, ports))
+
+
+def _under_open_mpi(environ: Environ) -> Launch | None:
+    if "OMPI_COMM_WORLD_RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
+        return None
+    rank, size = _rank_and_size(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    names = ("PHALANX_JOB", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
+    return _under_mpi(environ, rank, size, names, ("OMPI_COMM_WORLD_LOCAL_SIZE",))
+
+
+def _under_mpich(environ: Environ) -> Launch | None:
+    if "PMI_RANK" not in environ and "PMI_SIZE" not in environ:
+        return None
+    rank, size = _rank_and_size(environ, "PMI_RANK", "PMI_SIZE")
+    names = ("PHALANX_JOB", "PMI_JOBID", "PALS_APID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    return _under_mpi(environ, rank, size, names, ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"))
+
+
+def _under_mpi(
+    environ: Environ, rank: int, size: int, job_names: tuple[str, ...], local_names: tuple[str, ...]
+) -> Launch:
+    job = next((environ[name] for name in job_names if environ.get(name)), None)
+    if size == 1:
+        return _hosted(environ, rank, size, "", ())
+    if job is None:
+        raise ConfigError(
+            "mpirun did not say which job this is: set PHALANX_JOB to a word that is the same on all ranks and "
+            "different for every job"
+        )
+    is_one_machine = any(environ.get(name) == str(size) for name in local_names)
+    if not is_one_machine and "PHALANX_COORDINATOR" not in environ:
+        raise ConfigError(
+            f"mpirun started {size} ranks on several machines and does not say where rank 0 is: set "
+            "PHALANX_COORDINATOR to host:port, with the host of rank 0 and a free port, and pass it on to all ranks"
+        )
+    return _hosted(environ, rank, size, f"mpi-{job}", _at(LOOPBACK, _ports_of(job)))
+
+
+def _under_srun(environ: Environ) -> Launch | None:
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
+        return None  # the shell of an allocation, or a batch script: it is one process
+    # A step may have fewer tasks than its job, as has the one task of an interactive shell.
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    rank, size = _rank_and_size(environ, "SLURM_PROCID", tasks)
+    if environ.get("PMI_SIZE", str(size)) != str(size):
+        return None  # srun started the agents of an mpirun, which started this
+    if size == 1:
+        return _hosted(environ, rank, size, "", ())
+    job = f"slurm-{_text(environ, 'SLURM_JOB_ID')}.{environ['SLURM_STEP_ID']}"
+    machines = _text(environ, "SLURM_STEP_NODELIST")
+    host = first_host(machines)
+    return _hosted(environ, rank, size, job, _at(LOOPBACK if host == machines else host, _ports_of(job)))
+
+
+def _hosted(environ: Environ, rank: int, size: int, job: str, candidates: tuple[Address, ...]) -> Launch:
+    if "PHALANX_COORDINATOR" in environ:
+        candidates = (_address(environ, "PHALANX_COORDINATOR"),)
+    return Launch(
+        rank=rank,
+        size=size,
+        job=environ.get("PHALANX_JOB") or job,
+        coordinator=candidates,
+        is_hosted=True,
+        host=environ.get("PHALANX_HOST"),
+        over=_over(environ),
+    )
+
+
+def _at(host: str, ports: range) -> tuple[Address, ...]:
+    return tuple(Address(host=host, port=port) for port in ports)
+
+
+def _ports_of(job: str) -> range:
+    """Ports that every rank of a job finds by itself, and another job hardly ever."""
+    digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
+    first = _FIRST_PORT + digest % (_PORTS - _CANDIDATES + 1)
+    return range(first, first + _CANDIDATES)
+
+
+def _rank_and_size(environ: Environ, rank_name: str, size_name: str) -> tuple[int, int]:
+    rank, size = _number(environ, rank_name), _number(environ, size_name)
+    if size < 1:
+        raise ConfigError(f"{size_name} is {size}: a group has at least one rank")
+    if rank >= size:
+        raise ConfigError(f"{rank_name} is {rank}, but {size_name} is {size}: ranks go from 0 to {size - 1}")
+    return rank, size
+
+
+def _number(environ: Environ, name: str) -> int:
+    text = _text(environ, name)
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"{name} must be a number of 0 or more, not {text!r}")
+    return int(text)
+
+
+def _address(environ: Environ, name: str) -> Address:
+    try:
+        address = parse_address(_text(environ, name))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if address.port == 0:
+        raise ConfigError(f"{name} must have a port that all ranks can know, not 0")
+    return address
+
+
+def _over(environ: Environ) -> Over:
+    return parse_over(environ.get("PHALANX_OVER", Over.AUTO.value), "PHALANX_OVER")
+
+
+def _text(environ: Environ, name: str) -> str:
+    text = environ.get(name, "")
+    if not text:
+        raise ConfigError(
+            f"{name} is missing, though other variables say that this process has peers: set it, or start the workers "
+            "with phalanx run, torchrun, srun or mpirun"
+        )
+    return text

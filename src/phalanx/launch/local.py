@@ -1,0 +1,76 @@
+"""Running a program on several workers of this machine."""
+
+import os
+import secrets
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.coordinator import Coordinator
+from phalanx.errors import ConfigError
+from phalanx.group import Over
+from phalanx.launch.crew import Crew, Signals
+from phalanx.launch.env import Launch
+from phalanx.launch.verdict import first_failure, report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What to run: a script or module with its arguments, on how many workers, and how they are connected.
+
+    ``hosts`` is the number of machines to pretend to have: the ranks are spread evenly over them.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    workers: int = 2
+    hosts: int = 1
+    over: Over = Over.AUTO
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"a program needs at least one worker, not {self.workers}: pass -n 2, for example")
+        if not 1 <= self.hosts <= self.workers:
+            raise ConfigError(f"{self.workers} workers can be spread over 1 to {self.workers} hosts, not {self.hosts}")
+        if not self.is_module and not Path(self.name).is_file():
+            why = "is a directory" if Path(self.name).is_dir() else "does not exist"
+            raise ConfigError(f"{self.name} {why}: pass a Python script, or -m and the name of a module")
+
+    @property
+    def command(self) -> list[str]:
+        """What follows ``python`` on a command line."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
+
+
+def run(program: Program) -> int:
+    """Run the program on every worker and return the exit status: 0, or that of the worker that failed first.
+
+    Their output goes to ours line by line, with the rank in front. SIGINT and SIGTERM are passed on to them, so this is
+    for the main thread. When it returns no worker is left, nor any process of theirs that stayed in its session.
+    """
+    job = secrets.token_hex(8)
+    with Signals() as signals, Coordinator(size=program.workers, job=job) as coordinator, Crew() as crew:
+        try:
+            for rank in range(program.workers):
+                launch = Launch(
+                    rank=rank,
+                    size=program.workers,
+                    job=job,
+                    coordinator=(coordinator.address,),
+                    host=f"host{rank * program.hosts // program.workers}" if program.hosts > 1 else None,
+                    over=program.over,
+                )
+                crew.start(launch, program.command)
+            crew.work(signals)
+        except BrokenPipeError:  # nobody reads our output any longer
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+            return 128 + signal.SIGPIPE
+    if signals.received:
+        return 128 + signals.received[0]
+    failure = first_failure(crew.ends)
+    if failure is None:
+        return 0
+    sys.stderr.write(f"\n{report(failure)}")
+    return failure.status

@@ -1,0 +1,69 @@
+"""Why a run failed, decided from how its workers ended."""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_TRACEBACK = "Traceback (most recent call last)"
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a worker ended: its exit code, or minus the signal that killed it, and the last of what it wrote to stderr.
+
+    ``at`` is when; ``was_stopped`` says that the launcher had told it to go.
+    """
+
+    rank: int
+    code: int
+    at: float
+    stderr: str = ""
+    was_stopped: bool = False
+
+    @property
+    def status(self) -> int:
+        """What a shell would say: the exit code, or 128 and the signal."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    @property
+    def manner(self) -> str:
+        """How it ended, in words."""
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        try:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"was killed by signal {-self.code}"
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed only because another rank was lost."""
+        last = self.stderr.rstrip().rpartition("\n")[2]
+        named = {int(rank) for rank in re.findall(r"\brank (\d+)", last)}
+        return last.startswith("phalanx.errors.PeerLost: ") and bool(named - {self.rank})
+
+
+def first_failure(ends: Sequence[End]) -> End | None:
+    """The worker that everything else follows from: the first that failed for a reason of its own; None if all is well.
+
+    If all that failed point at others, or were told to go, it is the first of them.
+    """
+    failed = [end for end in ends if end.code != 0]
+    return min(failed, key=lambda end: (end.was_stopped, end.is_consequence, end.at), default=None)
+
+
+def report(end: End) -> str:
+    """What to tell the person at the terminal about the worker that failed first."""
+    words = f"phalanx: rank {end.rank} failed first: it {end.manner}"
+    last = last_words(end.stderr)
+    return f"{words}\n\n{last}\n" if last else f"{words} and wrote nothing to stderr\n"
+
+
+def last_words(stderr: str) -> str:
+    """The last traceback and what follows it, or the last lines if there is none."""
+    start = stderr.rfind(_TRACEBACK)
+    if start >= 0:
+        return stderr[start:].rstrip()
+    return "\n".join(stderr.rstrip().splitlines()[-_LAST_LINES:])

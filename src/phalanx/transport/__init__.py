@@ -1,0 +1,43 @@
+"""Moving bytes: links between ranks, and the memory that ranks of one host share."""
+
+from phalanx.transport.address import format_address, is_loopback, own_hosts, parse_address
+from phalanx.transport.arena import STAGE_BYTES, Arena, Post, Seat
+from phalanx.transport.deadline import Deadline
+from phalanx.transport.epoch import Epoch, Wait
+from phalanx.transport.link import Link, wait_for_links
+from phalanx.transport.lobby import Switchboard, TcpLobby
+from phalanx.transport.memory import MemorySwitchboard, memory_pair
+from phalanx.transport.pending import Pending
+from phalanx.transport.segment import Place, can_share_memory, host_identity
+from phalanx.transport.shelf import Location, Shelf
+from phalanx.transport.stream import StreamLink
+from phalanx.transport.tcp import Listener, connect
+
+__all__ = [
+    "STAGE_BYTES",
+    "Arena",
+    "Deadline",
+    "Epoch",
+    "Link",
+    "Listener",
+    "Location",
+    "MemorySwitchboard",
+    "Pending",
+    "Place",
+    "Post",
+    "Seat",
+    "Shelf",
+    "StreamLink",
+    "Switchboard",
+    "TcpLobby",
+    "Wait",
+    "can_share_memory",
+    "connect",
+    "format_address",
+    "host_identity",
+    "is_loopback",
+    "memory_pair",
+    "own_hosts",
+    "parse_address",
+    "wait_for_links",
+]

@@ -1,0 +1,208 @@
+"""The memory that the ranks of one host share: flags to meet at, words to compare, and buffers.
+
+Every rank owns one *board*, which it alone can write and its peers can read. On it stand how many meetings
+the rank has come to and, for its latest two calls, what it is doing and where its data lies; behind them is
+room to show runs of data that lie elsewhere. The *results* are written by all. They are made anew for every
+epoch, so a rank that was stopped and evicted, and wakes up, can only write where nobody reads any more.
+"""
+
+import mmap
+import os
+import platform
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from phalanx.errors import DeadlineExceeded, PeerLost
+from phalanx.transport.deadline import Deadline
+from phalanx.transport.epoch import Epoch, Wait
+from phalanx.transport.segment import PAGE_BYTES, Place, Segment, map_segment
+from phalanx.transport.shelf import Location, Shelf
+
+Bytes = npt.NDArray[np.uint8]
+
+STAGE_BYTES = 1 << 20  # a run of data on its way through the arena; two such stages take turns
+WORDS_BYTES = 16  # what a rank says about its call, beside where its data lies
+
+_SLOT = struct.Struct(
+    f"<{WORDS_BYTES}sQQQQQ"
+)  # words; descriptor, inode, offset of the input; inode, offset of the output
+_SLOT_AT = (64, 128)  # two, since a fast rank may post its next call while a slow one still reads this one
+_NOWHERE = 2**64 - 1
+_NO_LOCATION = (0, 0, _NOWHERE)
+_NO_TARGET = (0, _NOWHERE)
+
+_SPINS = 100
+_YIELDS = 400
+_FIRST_NAP_S, _LONGEST_NAP_S = 20e-6, 1e-3
+
+_STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686")
+_barrier = threading.Lock()
+
+
+class Post(NamedTuple):
+    """What one rank said about its call: the words, and where its input and its shared output lie, if here."""
+
+    words: bytes
+    source: Location | None
+    target: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a rank brings to an arena, and its peers need to know to find it."""
+
+    board: Segment
+    results: Segment
+
+    @classmethod
+    def create(cls) -> "Seat":
+        """A fresh board, and results that are used if this rank turns out to be the host's first."""
+        return cls(Segment.create(PAGE_BYTES + 2 * STAGE_BYTES), Segment.create(2 * STAGE_BYTES))
+
+    def release(self) -> None:
+        """Give up the names; memory that is still mapped stays."""
+        self.board.release()
+        self.results.release()
+
+
+class Arena:
+    """The shared memory of the ranks of one host, as the one at ``index`` sees it.
+
+    Raises ``OSError`` where a peer's memory is out of reach.
+    """
+
+    def __init__(self, seat: Seat, index: int, ranks: Sequence[int], boards: Sequence[Place], results: Place) -> None:
+        self.index = index
+        self.ranks = tuple(ranks)
+        self.waited_s = dict.fromkeys(ranks, 0.0)
+        self.shelf = Shelf([place.pid for place in boards])
+        self._seat = seat
+        self._boards = [
+            seat.board.memory if position == index else map_segment(place, writable=False)
+            for position, place in enumerate(boards)
+        ]
+        self._counts = [memoryview(board).cast("Q") for board in self._boards]
+        shared = seat.results.memory if index == 0 else map_segment(results, writable=True)
+        self._stages = [_stages(board, PAGE_BYTES) for board in self._boards]
+        self._results = _stages(shared, 0)
+        self._meetings = 0
+        self._calls = 0
+        self._runs = 0
+        self._spins = _SPINS if len(ranks) <= (os.cpu_count() or 1) else 0  # spinning would steal the core a peer needs
+
+    @property
+    def size(self) -> int:
+        """How many ranks share this memory."""
+        return len(self.ranks)
+
+    # Meeting
+
+    def post(self, words: bytes, source: Location | None = None, target: tuple[int, int] | None = None) -> None:
+        """Say what this rank's next call is, and come to the meeting that begins it."""
+        self._calls += 1
+        where = (*(source or _NO_LOCATION), *(target or _NO_TARGET))
+        _SLOT.pack_into(self._boards[self.index], _SLOT_AT[self._calls % 2], words, *where)
+        self.arrive()
+
+    def posts(self) -> list[Post]:
+        """What every rank of the host said about the call they have met for, by index."""
+        return [self._read_post(board) for board in self._boards]
+
+    def arrive(self) -> None:
+        """Come to the next meeting without waiting for the others."""
+        _order_memory()
+        self._meetings += 1
+        self._counts[self.index][0] = self._meetings
+
+    def wait(self, deadline: Deadline, epoch: Epoch, during: object) -> None:
+        """Wait until all ranks of the host have come to the meeting this rank came to last."""
+        meeting = self._meetings
+        for index, count in enumerate(self._counts):
+            if count[0] < meeting:
+                self._wait_for(index, meeting, deadline, epoch, during)
+        _order_memory()
+
+    def meet(self, deadline: Deadline, epoch: Epoch, during: object) -> None:
+        """Come to the next meeting and wait for everybody: what they wrote before it can be read after it."""
+        self.arrive()
+        self.wait(deadline, epoch, during)
+
+    # Runs
+
+    def next_run(self) -> int:
+        """Which of the two stages the next run goes through; all ranks count runs alike."""
+        self._runs += 1
+        return self._runs % 2
+
+    def stage(self, index: int, turn: int) -> Bytes:
+        """Room for one run of data of the rank at ``index``; only that rank can write it."""
+        return self._stages[index][turn]
+
+    def result(self, turn: int) -> Bytes:
+        """Room for one run of results, which all write and read."""
+        return self._results[turn]
+
+    def close(self) -> None:
+        """Give up the names of everything here; arrays that use the memory keep it alive."""
+        self._seat.release()
+        self.shelf.close()
+
+    def _wait_for(self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object) -> None:
+        count = self._counts[index]
+        for _ in range(self._spins):
+            if count[0] >= meeting:
+                return
+        began = time.perf_counter()
+        for _ in range(_YIELDS):
+            os.sched_yield()
+            if count[0] >= meeting:
+                break
+        nap_s = _FIRST_NAP_S
+        while count[0] < meeting:
+            epoch.waiting = Wait(self._late(meeting), during)
+            epoch.check()
+            if self.ranks[index] in epoch.left and count[0] < meeting:
+                raise PeerLost(f"rank {self.ranks[index]} left the group before {during}", peer=self.ranks[index])
+            if deadline.has_passed:
+                raise self._overdue(meeting, deadline, during)
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        epoch.waiting = None
+        self.waited_s[self.ranks[index]] += time.perf_counter() - began
+
+    def _late(self, meeting: int) -> tuple[int, ...]:
+        return tuple(rank for rank, count in zip(self.ranks, self._counts, strict=True) if count[0] < meeting)
+
+    def _overdue(self, meeting: int, deadline: Deadline, during: object) -> DeadlineExceeded:
+        late = self._late(meeting)
+        names = " and ".join(f"rank {rank}" for rank in late)
+        return DeadlineExceeded(f"{names} did not come to {during} within {deadline.seconds:g} s", peer=late[0])
+
+    def _read_post(self, board: mmap.mmap) -> Post:
+        words, descriptor, inode, offset, target_inode, target_offset = _SLOT.unpack_from(
+            board, _SLOT_AT[self._calls % 2]
+        )
+        source = None if offset == _NOWHERE else Location(descriptor, inode, offset)
+        return Post(words, source, None if target_offset == _NOWHERE else (target_inode, target_offset))
+
+
+def _stages(memory: mmap.mmap, start: int) -> tuple[Bytes, Bytes]:
+    whole = np.frombuffer(memory, np.uint8, 2 * STAGE_BYTES, start)
+    return whole[:STAGE_BYTES], whole[STAGE_BYTES:]
+
+
+def _order_memory() -> None:
+    """Keep loads and stores around this point in order, where the processor does not promise it by itself.
+
+    Python has no fence, but a lock must be one.
+    """
+    if not _STRONGLY_ORDERED:
+        with _barrier:
+            pass

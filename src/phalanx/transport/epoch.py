@@ -1,0 +1,61 @@
+"""One membership of the group, as the waits of one rank see it."""
+
+import contextlib
+import copy
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+from phalanx.errors import PhalanxError
+
+
+class Wait(NamedTuple):
+    """Whom a rank waits for and what it is doing; which call of which group, where only comparing can tell."""
+
+    ranks: tuple[int, ...]
+    words: object
+    group: str = ""
+    sequence: int = 0
+
+
+class Epoch:
+    """Ends every wait of this rank when the membership it relied on is gone.
+
+    Whoever waits looks at ``check`` between naps, or polls the descriptor, which becomes readable
+    once and for all when the epoch is revoked. ``waiting`` tells the coordinator whom this rank waits for,
+    so that a stall is blamed on the rank that causes it and not on its neighbour; ``wonder`` asks it whether
+    everybody is in the same call.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waiting: Wait | None = None
+        self.wonder: Callable[[], None] = lambda: None
+        self.left: frozenset[int] = frozenset()
+        self.error: PhalanxError | None = None
+        self._read_end, self._write_end = socket.socketpair()
+
+    def revoke(self, error: PhalanxError) -> None:
+        """End all waits, now and later, with ``error``; the first reason given stays."""
+        if self.error is None:
+            self.error = error
+            with contextlib.suppress(OSError):  # closed meanwhile: then nobody waits
+                self._write_end.send(b"!")
+
+    def leave(self, rank: int) -> None:
+        """Know that ``rank`` closed its group: only who still waits for it has a reason to stop."""
+        self.left |= {rank}
+
+    def check(self) -> None:
+        """Raise the reason if the epoch was revoked."""
+        if self.error is not None:
+            raise copy.copy(self.error)  # several threads may raise it: each gets a traceback of its own
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the epoch is revoked."""
+        return self._read_end.fileno()
+
+    def close(self) -> None:
+        """Give the descriptors back. Closing twice is harmless."""
+        self._read_end.close()
+        self._write_end.close()

@@ -1,0 +1,48 @@
+"""The contract of every connection between two ranks."""
+
+import select
+from collections.abc import Collection
+from typing import Protocol
+
+from phalanx.transport.deadline import Deadline
+from phalanx.transport.epoch import Epoch
+
+
+class Link(Protocol):
+    """An ordered, lossless stream of bytes to one peer.
+
+    Neither direction ever waits: that is what ``wait_for_links`` is for, so that one thread can send
+    to and receive from many peers at once and no pair of ranks can block each other.
+    """
+
+    peer: int
+
+    def send_nowait(self, data: memoryview) -> int:
+        """Hand over as many bytes as there is room for, and return how many. Raises ``PeerLost``."""
+
+    def receive_nowait(self, into: memoryview) -> int:
+        """Fill ``into`` with what has arrived, and return how many bytes. Raises ``PeerLost``."""
+
+    def fileno(self) -> int:
+        """The descriptor to poll: readable when bytes arrive, writable when there is room."""
+
+    def close(self) -> None:
+        """Hang up; the peer sees it after the bytes sent so far. Closing twice is harmless."""
+
+
+def wait_for_links(sending: Collection[Link], receiving: Collection[Link], deadline: Deadline, epoch: Epoch) -> bool:
+    """Wait until one of the links can go on; False if the deadline passed first.
+
+    Raises the epoch's error as soon as it is revoked.
+    """
+    interest: dict[int, int] = {epoch.fileno(): select.POLLIN}
+    for link in sending:
+        interest[link.fileno()] = select.POLLOUT
+    for link in receiving:
+        interest[link.fileno()] = interest.get(link.fileno(), 0) | select.POLLIN
+    poll = select.poll()
+    for descriptor, events in interest.items():
+        poll.register(descriptor, events)
+    ready = poll.poll(deadline.remaining_s() * 1000)
+    epoch.check()
+    return bool(ready)

@@ -1,0 +1,134 @@
+"""Turning connections into links: who is calling, and is it one of us?"""
+
+import logging
+import selectors
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from phalanx.errors import BadFrame, ConnectError, PhalanxError
+from phalanx.transport.deadline import Deadline
+from phalanx.transport.epoch import Epoch
+from phalanx.transport.link import Link
+from phalanx.transport.stream import StreamLink
+from phalanx.transport.tcp import Listener, connect
+from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, decode, encode
+
+_STRANGER_LIMIT_BYTES = 4096
+_log = logging.getLogger("phalanx")
+
+
+class Switchboard(Protocol):
+    """Whatever can join this rank to its peers."""
+
+    def links(self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
+        """A link to each of ``peers``, who ask for ``rank`` with the same key."""
+
+
+class TcpLobby:
+    """Joins processes over TCP: this rank calls the lower ranks, and the higher ranks call it."""
+
+    def __init__(self, listener: Listener, addresses: Mapping[int, Sequence[Address]]) -> None:
+        self._listener = listener
+        self._addresses = addresses
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._early: dict[tuple[bytes, int], socket.socket] = {}  # they ask for a group this rank has not come to yet
+
+    def links(self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
+        """A link to each of ``peers``, who ask for ``rank`` with the same key."""
+        hello = encode(LinkHello(epoch=epoch.number, rank=rank, key=key))
+        linked: dict[int, Link] = {}
+        self._selector.register(epoch, selectors.EVENT_READ)
+        try:
+            for peer in (peer for peer in peers if peer < rank):
+                called = connect(self._addresses[peer], deadline, whom=f"rank {peer}", peer=peer, epoch=epoch)
+                called.sendall(hello)
+                self._listen_to(called, f"rank {peer}")
+            while missing := [peer for peer in peers if peer not in linked]:
+                for peer in missing:
+                    if (key, peer) in self._early:
+                        arrived = self._early.pop((key, peer))
+                        linked[peer] = StreamLink(arrived, peer)
+                        if peer > rank:
+                            arrived.sendall(hello)  # the first thing we say on this socket, so there is room for it
+                if not all(peer in linked for peer in missing):
+                    self._hear_hellos(deadline, missing, epoch)
+        except BaseException:
+            for link in linked.values():
+                link.close()
+            raise
+        finally:
+            self._selector.unregister(epoch)
+        return linked
+
+    def close(self) -> None:
+        """Stop listening and drop whoever waits here. Closing twice is harmless."""
+        self._listener.close()
+        for waiting in self._early.values():
+            waiting.close()
+        if self._selector.get_map():
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.data, _Hello):
+                    key.data.connected.close()
+        self._selector.close()
+
+    def _listen_to(self, connected: socket.socket, origin: str) -> None:
+        connected.setblocking(False)
+        self._selector.register(connected, selectors.EVENT_READ, _Hello(connected, origin))
+
+    def _hear_hellos(self, deadline: Deadline, missing: Sequence[int], epoch: Epoch) -> None:
+        """Wait once; whoever has said who they are waits in ``_early``, strangers are sent away."""
+        events = self._selector.select(deadline.remaining_s())
+        epoch.check()
+        if not events:
+            names = ", ".join(f"rank {peer}" for peer in missing)
+            raise ConnectError(
+                f"no link to {names} within {deadline.seconds:g} s: not started, or stuck?", peer=missing[0]
+            )
+        for key, _ in events:
+            if key.fileobj is self._listener:
+                if accepted := self._listener.accept_nowait():
+                    self._listen_to(*accepted)
+            elif isinstance(key.data, _Hello):
+                self._hear(key.data)
+
+    def _hear(self, hello: "_Hello") -> None:
+        try:
+            message = hello.read_nowait()
+        except (OSError, PhalanxError) as error:
+            _log.warning("refused a connection from %s: %s", hello.origin, error)
+            self._selector.unregister(hello.connected)
+            hello.connected.close()
+            return
+        if message is not None:
+            self._selector.unregister(hello.connected)
+            self._early[message.key, message.rank] = hello.connected
+
+
+class _Hello:
+    """The first frame on a connection, read to its last byte and not one further: data may follow it."""
+
+    def __init__(self, connected: socket.socket, origin: str) -> None:
+        self.connected = connected
+        self.origin = origin
+        self._bytes = bytearray()
+        self._wanted = HEADER_BYTES
+
+    def read_nowait(self) -> LinkHello | None:
+        """The hello, or None while bytes are missing."""
+        arrived = self.connected.recv(self._wanted - len(self._bytes))
+        if not arrived:
+            raise BadFrame("it hung up before it said who it is")
+        self._bytes += arrived
+        if len(self._bytes) == HEADER_BYTES == self._wanted:
+            length = Header.unpack(bytes(self._bytes)).length
+            if length > _STRANGER_LIMIT_BYTES:
+                raise BadFrame(f"a stranger announced {length} bytes; {_STRANGER_LIMIT_BYTES} are allowed")
+            self._wanted += length
+        if len(self._bytes) < self._wanted:
+            return None
+        message = decode(bytes(self._bytes[HEADER_BYTES:]))
+        if not isinstance(message, LinkHello):
+            raise BadFrame(f"expected a link's hello, got {type(message).__name__}")
+        return message

@@ -1,0 +1,43 @@
+"""The result of an operation that is still going on."""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from phalanx.errors import DeadlineExceeded
+
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """Holds the place of a result until it is there, or the error that came instead."""
+
+    def __init__(self, what: object) -> None:
+        self.what = what
+        self._finished = threading.Event()
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether ``wait`` would return or raise at once."""
+        return self._finished.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """Return the result, or raise what went wrong.
+
+        Without ``timeout_s`` this ends at the deadline that the operation itself was given.
+        """
+        if not self._finished.wait(timeout_s):
+            raise DeadlineExceeded(f"{self.what} was not finished after {timeout_s} s; it goes on: wait again for it")
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # set before the event, whatever its type
+
+    def complete(self, make_result: Callable[[], Result]) -> None:
+        """Run ``make_result`` and keep what it returns or raises."""
+        try:
+            self._result = make_result()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            self._error = error
+        self._finished.set()

@@ -1,0 +1,51 @@
+"""A link over any connected stream socket."""
+
+import socket
+
+from phalanx.errors import LinkClosed, PeerLost
+
+
+class StreamLink:
+    """The ``Link`` of every socket that is a stream: TCP between hosts, a socket pair inside one process."""
+
+    def __init__(self, connected: socket.socket, peer: int) -> None:
+        connected.setblocking(False)
+        self.peer = peer
+        self._socket = connected
+
+    def send_nowait(self, data: memoryview) -> int:
+        """Hand over as many bytes as there is room for, and return how many."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def receive_nowait(self, into: memoryview) -> int:
+        """Fill ``into`` with what has arrived, and return how many bytes."""
+        try:
+            received = self._socket.recv_into(into)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._lost(error) from error
+        if received == 0 and len(into):
+            raise PeerLost(f"rank {self.peer} closed its connection", peer=self.peer)
+        return received
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            raise LinkClosed(f"the link to rank {self.peer} was closed on this side", peer=self.peer)
+        return descriptor
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def _lost(self, error: OSError) -> LinkClosed | PeerLost:
+        if self._socket.fileno() < 0:
+            return LinkClosed(f"the link to rank {self.peer} was closed on this side", peer=self.peer)
+        return PeerLost(f"the connection to rank {self.peer} broke: {error.strerror}", peer=self.peer)

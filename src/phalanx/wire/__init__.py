@@ -1,0 +1,53 @@
+"""Bytes to meaning and back, and nothing else: frames, and the control messages in them."""
+
+from phalanx.wire.frame import HEADER_BYTES, MAGIC, NO_ROOT, VERSION, Collective, Header, Kind, Signature, Tag
+from phalanx.wire.message import (
+    Address,
+    Ask,
+    Cause,
+    Failed,
+    Hello,
+    Leave,
+    Left,
+    LinkHello,
+    Member,
+    Message,
+    Refused,
+    Revoked,
+    Waiting,
+    Welcome,
+    Wonder,
+    decode,
+    encode,
+)
+from phalanx.wire.reader import FrameReader
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAGIC",
+    "NO_ROOT",
+    "VERSION",
+    "Address",
+    "Ask",
+    "Cause",
+    "Collective",
+    "Failed",
+    "FrameReader",
+    "Header",
+    "Hello",
+    "Kind",
+    "Leave",
+    "Left",
+    "LinkHello",
+    "Member",
+    "Message",
+    "Refused",
+    "Revoked",
+    "Signature",
+    "Tag",
+    "Waiting",
+    "Welcome",
+    "Wonder",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,69 @@
+"""Bytes in, whole frames out."""
+
+from phalanx.errors import BadFrame
+from phalanx.wire.frame import HEADER_BYTES, OPENING_BYTES, Header, check_opening
+
+
+class FrameReader:
+    """Whole frames, from bytes that come in any pieces.
+
+    It holds no more than it was sent: a length that a header claims allocates nothing before its bytes arrive, and one
+    over ``limit_bytes`` is refused at once. After a BadFrame there is no telling where the next frame begins, so every
+    further call raises the same words again.
+    """
+
+    def __init__(self, limit_bytes: int = 4096) -> None:
+        self._limit_bytes = limit_bytes
+        self._buffer = bytearray()
+        self._header: Header | None = None
+        self._refusal: str | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take in what the peer sent. The data is copied."""
+        self._check()
+        self._buffer += data
+
+    def next_frame(self) -> tuple[Header, bytes] | None:
+        """The next header and its payload, or None until more bytes are fed."""
+        self._check()
+        try:
+            return self._take_frame()
+        except BadFrame as error:
+            self._refusal = str(error)
+            self._buffer.clear()
+            raise
+
+    def raise_limit(self, limit_bytes: int) -> None:
+        """Accept payloads of up to ``limit_bytes`` from now on: call it once the peer is known."""
+        self._check()
+        self._limit_bytes = max(self._limit_bytes, limit_bytes)
+
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise BadFrame(self._refusal)
+
+    def _take_frame(self) -> tuple[Header, bytes] | None:
+        header = self._header
+        if header is None:
+            header = self._header = self._take_header()
+        if header is None or len(self._buffer) < header.length:
+            return None
+        self._header = None
+        return header, self._take(header.length)
+
+    def _take_header(self) -> Header | None:
+        if len(self._buffer) < HEADER_BYTES:
+            # A stranger may send less than a header and then wait for an answer.
+            if len(self._buffer) >= OPENING_BYTES:
+                check_opening(self._buffer)
+            return None
+        header = Header.unpack(self._take(HEADER_BYTES))
+        if header.length > self._limit_bytes:
+            raise BadFrame(f"a frame is over the limit of {self._limit_bytes} bytes: {header}")
+        return header
+
+    def _take(self, length: int) -> bytes:
+        with memoryview(self._buffer) as view:
+            taken = bytes(view[:length])
+        del self._buffer[:length]  # moves a pointer, not the rest: many frames in one piece cost no more each
+        return taken

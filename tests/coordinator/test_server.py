@@ -1,0 +1,239 @@
+import logging
+import os
+import re
+import select
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+import pytest
+
+from phalanx.coordinator import Coordinator, CoordinatorClient
+from phalanx.errors import CollectiveMismatch, ConnectError, DeadlineExceeded, JoinRefused, PeerLost
+from phalanx.transport import Deadline, Wait
+from phalanx.wire import Cause, FrameReader, Header, Hello, Kind, Leave, Tag, Welcome, decode, encode
+
+STRANGERS = {
+    "garbage": b"\x00\xff" * 100,
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "another message": encode(Leave()),
+    "too long a hello": Header(Kind.CONTROL, Tag(0, 0, 0), None, 4097).pack(),
+}
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def coordinator(stack):
+    return stack.enter_context(Coordinator(size=3))
+
+
+def hello(rank=None, job=""):
+    return Hello(host="anvil", addresses=(), pid=os.getpid(), rank=rank, size=None, job=job)
+
+
+def call(stack, coordinator, data=b""):
+    """A connection to the coordinator that is no client of ours."""
+    where = coordinator.address
+    connected = stack.enter_context(socket.create_connection((where.host, where.port), timeout=10))
+    connected.sendall(data)
+    return connected
+
+
+def reach(stack, coordinator, **options):
+    return stack.enter_context(closing(CoordinatorClient([coordinator.address], Deadline.after(10), **options)))
+
+
+def join_all(stack, coordinator, ranks, **options):
+    """Clients and epochs by rank, once all of them have joined."""
+    clients = {rank: reach(stack, coordinator, **options) for rank in ranks}
+    with ThreadPoolExecutor(len(clients)) as pool:
+        joins = {rank: pool.submit(client.join, hello(rank), Deadline.after(10)) for rank, client in clients.items()}
+    epochs = {rank: stack.enter_context(closing(join.result()[1])) for rank, join in joins.items()}
+    return clients, epochs
+
+
+def reason(epoch):
+    """Wait until the epoch is revoked, and return why."""
+    assert select.select([epoch], [], [], 10)[0], "the epoch was not revoked"
+    return epoch.error
+
+
+def test_three_workers_become_a_group(stack, coordinator):
+    clients = [reach(stack, coordinator) for _ in range(3)]
+
+    with ThreadPoolExecutor(3) as pool:
+        joined = list(pool.map(lambda client: client.join(hello(), Deadline.after(10)), clients))
+
+    for _, epoch in joined:
+        epoch.close()
+    welcomes = [welcome for welcome, _ in joined]
+    assert sorted(welcome.rank for welcome in welcomes) == [0, 1, 2]
+    assert len({(welcome.epoch, welcome.key, welcome.members) for welcome in welcomes}) == 1
+    assert [epoch.number for _, epoch in joined] == [1, 1, 1]
+
+
+def test_a_connection_that_closes_revokes_the_epoch_everywhere_and_names_the_rank(stack, coordinator):
+    victim = call(stack, coordinator, encode(hello(rank=1)))
+    _, epochs = join_all(stack, coordinator, ranks=[0, 2])
+
+    victim.close()
+
+    for epoch in epochs.values():
+        error = reason(epoch)
+        assert isinstance(error, PeerLost)
+        assert error.peer == 1
+        assert "rank 1 went away" in str(error)
+
+
+def test_who_leaves_is_no_loss_but_is_missed_by_who_needs_it(stack, coordinator):
+    clients, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
+
+    clients[1].leave()
+    clients[0].report(Cause.LOST, 1, "its link closed")
+
+    for rank in (0, 2):
+        error = reason(epochs[rank])
+        assert "rank 1 left the group, and rank 0 needed it" in str(error)
+        assert error.peer == 1
+        assert epochs[rank].left == {1}
+
+
+def test_ranks_that_disagree_are_all_told_both_sides_words(stack, coordinator):
+    clients, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
+
+    clients[2].report(Cause.DISAGREED, 0, "barrier against broadcast")
+
+    for epoch in epochs.values():
+        assert isinstance(reason(epoch), CollectiveMismatch)
+        assert str(reason(epoch)) == "barrier against broadcast"
+
+
+def test_a_stall_is_blamed_on_the_rank_that_answers_nobody(stack, coordinator, monkeypatch):
+    monkeypatch.setattr("phalanx.coordinator.membership.GRACE_S", 0.75)  # a busy machine may answer late
+    call(stack, coordinator, encode(hello(rank=2)))
+    clients, epochs = join_all(stack, coordinator, ranks=[0, 1])
+    epochs[1].waiting = Wait((2,), "barrier")
+
+    clients[0].report(Cause.STALLED, 1, "rank 1 did not come")
+
+    for epoch in epochs.values():
+        assert isinstance(reason(epoch), DeadlineExceeded)
+        assert reason(epoch).peer == 2
+
+
+def test_who_wonders_learns_that_ranks_disagree(stack, coordinator, monkeypatch):
+    monkeypatch.setattr("phalanx.coordinator.membership.GRACE_S", 0.75)  # a busy machine may answer late
+    _, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
+    for rank, words in ((0, "barrier"), (1, "broadcast"), (2, "barrier")):
+        epochs[rank].waiting = Wait((), words, group="world", sequence=5)
+
+    epochs[0].wonder()
+
+    for epoch in epochs.values():
+        assert isinstance(reason(epoch), CollectiveMismatch)
+        assert re.match("rank 1 is in broadcast, but rank [02] is in barrier", str(reason(epoch)))
+
+
+def test_very_long_words_are_cut_and_still_arrive(stack, coordinator):
+    clients, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
+
+    clients[0].report(Cause.RAISED, 0, "x" * 100_000)
+
+    assert str(reason(epochs[1])).startswith("xxx")
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_stranger_is_dropped_and_disturbs_nobody(stack, coordinator, stranger, caplog):
+    with caplog.at_level(logging.WARNING, "phalanx"):
+        connected = call(stack, coordinator, STRANGERS[stranger])
+        _, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
+        while connected.recv(4096):
+            pass
+
+    assert f"sent 127.0.0.1:{connected.getsockname()[1]} away" in caplog.text
+    assert all(epoch.error is None for epoch in epochs.values())
+
+
+@pytest.mark.parametrize("said", [b"", encode(hello())[:80]], ids=["nothing", "half a hello"])
+def test_a_silent_stranger_does_not_keep_the_others_waiting(stack, coordinator, said):
+    call(stack, coordinator, said)
+
+    clients, _ = join_all(stack, coordinator, ranks=[0, 1, 2])
+
+    assert len(clients) == 3
+
+
+def test_a_silent_stranger_is_sent_away_after_a_while(stack, monkeypatch):
+    monkeypatch.setattr("phalanx.coordinator.server._HELLO_S", 0.05)
+    coordinator = stack.enter_context(Coordinator(size=1))
+
+    stranger = call(stack, coordinator)
+
+    assert stranger.recv(1) == b""
+
+
+def test_a_hello_may_come_in_pieces(stack):
+    coordinator = stack.enter_context(Coordinator(size=1))
+    connected = call(stack, coordinator)
+    reader = FrameReader()
+
+    for byte in encode(hello()):
+        connected.sendall(bytes([byte]))
+    while (frame := reader.next_frame()) is None:
+        reader.feed(connected.recv(4096))
+
+    assert isinstance(decode(frame[1]), Welcome)
+
+
+def test_who_is_refused_hears_why(stack, coordinator):
+    client = reach(stack, coordinator)
+
+    with pytest.raises(JoinRefused, match="not of 'day'"):
+        client.join(hello(job="day"), Deadline.after(10))
+
+
+def test_a_group_that_does_not_become_complete_ends_at_the_deadline(stack, coordinator):
+    client = reach(stack, coordinator)
+
+    with pytest.raises(ConnectError, match=r"the group was not complete within 0.02 s"):
+        client.join(hello(), Deadline.after(0.02))
+
+
+def test_a_coordinator_that_goes_away_ends_every_epoch_and_names_its_host(stack, coordinator):
+    _, epochs = join_all(stack, coordinator, ranks=[0, 1, 2], hosted_by=0)
+
+    coordinator.close()
+
+    for epoch in epochs.values():
+        error = reason(epoch)
+        assert isinstance(error, PeerLost)
+        assert "the coordinator, which rank 0 runs, went away" in str(error)
+        assert error.peer == 0
+
+
+def test_a_coordinator_that_goes_away_ends_joins_that_wait(stack, coordinator):
+    client = reach(stack, coordinator)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(client.join, hello(), Deadline.after(10))
+        coordinator.close()
+
+        with pytest.raises(ConnectError):
+            joining.result()
+
+
+def test_closing_and_leaving_twice_are_harmless(stack, coordinator):
+    clients, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
+
+    for client in clients.values():
+        client.leave()
+        client.leave()
+        client.close()
+    coordinator.close()
+    coordinator.close()
+
+    assert all(epoch.error is None for epoch in epochs.values())

@@ -1,0 +1,204 @@
+"""Every operation, type, transport and size of group: equal to numpy, and the same bits on every rank."""
+
+import numpy as np
+import pytest
+from group_reference import REDUCTIONS, assert_reduced, data, digest
+
+from phalanx.buffers import DType, ReduceOp
+from phalanx.testing import World
+
+LENGTHS = [0, 1, 7, 1009]
+SIZES = [1, 2, 3, 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 6, 7))]
+MIB = 1 << 20
+
+each_world = pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
+each_size = pytest.mark.parametrize("size", SIZES)
+
+
+def same_on_all(results):
+    return len(set(results)) == 1
+
+
+@each_world
+@each_size
+def test_reductions_equal_numpy_and_agree_on_every_rank(size, over):
+    def on_rank(group):
+        results = []
+        for op, dtype in REDUCTIONS:
+            for length in LENGTHS:
+                arrays = [data(dtype, length, rank) for rank in range(size)]
+                own = arrays[group.rank].copy()
+
+                assert group.all_reduce(own, op) is own
+                parts = group.all_gather_unequal(group.reduce_scatter(arrays[group.rank], op))
+                at_root = group.reduce(arrays[group.rank].copy(), size - 1, op)
+
+                assert_reduced(op, dtype, own, arrays)
+                assert_reduced(op, dtype, np.concatenate(parts), arrays)
+                if group.rank == size - 1:
+                    assert_reduced(op, dtype, at_root, arrays)
+                else:
+                    np.testing.assert_array_equal(at_root, arrays[group.rank])
+                results += [own, *parts]
+        return digest(*results)
+
+    assert same_on_all(World(size, over).run(on_rank))
+
+
+@each_world
+@each_size
+def test_what_moves_arrives_as_it_was(size, over):
+    def on_rank(group):
+        for dtype in DType:
+            for length in LENGTHS:
+                arrays = [data(dtype, length, rank) for rank in range(size)]
+                root = length % size
+                rows = [data(dtype, size * length, rank).reshape(size, length) for rank in range(size)]
+                uneven = [data(dtype, length + rank, rank) for rank in range(size)]
+
+                gathered = group.all_gather(arrays[group.rank])
+                listed = group.all_gather_unequal(uneven[group.rank])
+                sent = group.broadcast(arrays[group.rank].copy(), root)
+                at_root = group.gather(arrays[group.rank], root)
+                share = group.scatter(rows[root] if group.rank == root else None, np.zeros_like(arrays[0]), root)
+                swapped = group.all_to_all(rows[group.rank])
+                group.barrier()
+
+                np.testing.assert_array_equal(gathered, np.stack(arrays))
+                for found, expected in zip(listed, uneven, strict=True):
+                    np.testing.assert_array_equal(found, expected)
+                np.testing.assert_array_equal(sent, arrays[root])
+                np.testing.assert_array_equal(share, rows[root][group.rank])
+                np.testing.assert_array_equal(swapped, np.stack([row[group.rank] for row in rows]))
+                assert (at_root is None) == (group.rank != root)
+                if at_root is not None:
+                    np.testing.assert_array_equal(at_root, np.stack(arrays))
+
+    World(size, over).run(on_rank)
+
+
+@each_world
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_what_one_rank_sends_the_other_receives(size, over):
+    def on_rank(group):
+        right, left = (group.rank + 1) % size, (group.rank - 1) % size
+        for dtype in DType:
+            for length in [*LENGTHS, MIB]:
+                sending = group.send_nowait(data(dtype, length, group.rank), right)
+                received = group.recv(np.zeros(length, dtype.numpy), left)
+                sending.wait()
+
+                np.testing.assert_array_equal(received, data(dtype, length, left))
+
+    World(size, over).run(on_rank)
+
+
+@each_world
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
+def test_eight_mebibytes_are_no_different(over, dtype):
+    length, size = 8 * MIB // dtype.itemsize + 1, 4
+
+    def on_rank(group):
+        arrays = [data(dtype, length, rank) for rank in range(size)]
+        own = arrays[group.rank].copy()
+
+        group.all_reduce(own)
+        part = group.reduce_scatter(arrays[group.rank])
+        sent = group.broadcast(arrays[group.rank].copy(), 2)
+        gathered = group.all_gather(arrays[group.rank])
+
+        assert_reduced(ReduceOp.SUM, dtype, own, arrays)
+        np.testing.assert_array_equal(np.concatenate(group.all_gather_unequal(part)), own)
+        np.testing.assert_array_equal(sent, arrays[2])
+        np.testing.assert_array_equal(gathered, np.stack(arrays))
+        return digest(own)
+
+    assert same_on_all(World(size, over).run(on_rank))
+
+
+@pytest.mark.parametrize("hosts", [["a", "b", "a", "b"], ["a", "a", "a", "b", "b"], ["a", "b", "b"]])
+@pytest.mark.parametrize("wire", [None, "bf16"])
+def test_several_hosts_fold_at_home_and_exchange_the_rest(hosts, wire):
+    size = len(hosts)
+
+    def on_rank(group):
+        assert {frozenset(host) for host in group.hosts} == {
+            frozenset(rank for rank in range(size) if hosts[rank] == host) for host in hosts
+        }
+        results = []
+        for op, dtype in REDUCTIONS:
+            for length in [*LENGTHS, 100_003]:
+                arrays = [data(dtype, length, rank) for rank in range(size)]
+                narrow = wire if dtype is DType.F32 else None
+
+                own = group.all_reduce(arrays[group.rank].copy(), op, wire=narrow)
+
+                if not narrow:
+                    assert_reduced(op, dtype, own, arrays)
+                results.append(own)
+        return digest(*results)
+
+    assert same_on_all(World(size, "arena", hosts=hosts).run(on_rank))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("over", ["memory", "arena"])
+def test_a_bf16_wire_stays_within_its_rounding_and_agrees_on_every_rank(size, over):
+    def on_rank(group):
+        arrays = [data(DType.F32, 5003, rank) for rank in range(size)]
+
+        own = group.all_reduce(arrays[group.rank].copy(), wire="bf16")
+
+        expected = np.sum(arrays, axis=0, dtype=np.float64)
+        magnitude = np.sum(np.abs(arrays), axis=0, dtype=np.float64)
+        assert np.all(np.abs(own - expected) <= 2.0**-7 * magnitude)
+        return digest(own)
+
+    assert same_on_all(World(size, over).run(on_rank))
+
+
+@pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_allocated_buffers_keep_their_content_when_the_result_has_a_place_of_its_own(over, size):
+    def on_rank(group):
+        for length in [1, 7, 300_007]:
+            source, result = group.allocate(length, "f32"), group.allocate(length, "f32", shared=True)
+            arrays = [data(DType.F32, length, rank) for rank in range(size)]
+            source[:] = arrays[group.rank]
+
+            assert group.all_reduce(source, out=result) is result
+
+            np.testing.assert_array_equal(source, arrays[group.rank])
+            assert_reduced(ReduceOp.SUM, DType.F32, result, arrays)
+            group.barrier()
+
+    World(size, over).run(on_rank)
+
+
+@pytest.mark.parametrize("allocating", [[0], [1, 2], [0, 1, 2]])
+def test_allocated_and_ordinary_buffers_mix(allocating):
+    def on_rank(group):
+        for length in [7, 600_011]:
+            arrays = [data(DType.F32, length, rank) for rank in range(3)]
+            own = group.allocate(length) if group.rank in allocating else np.empty(length, np.float32)
+            own[:] = arrays[group.rank]
+
+            group.all_reduce(own)
+
+            assert_reduced(ReduceOp.SUM, DType.F32, own, arrays)
+
+    World(3, "arena").run(on_rank)
+
+
+@pytest.mark.slow
+def test_256_mebibytes_over_tcp_do_not_deadlock():
+    length = 256 * MIB // 4
+
+    def on_rank(group):
+        own = np.full(length, group.rank + 1, np.float32)
+
+        group.all_reduce(own)
+
+        return bool((own == 3).all())
+
+    assert World(2, "tcp", processes=True).run(on_rank) == [True, True]

@@ -1,0 +1,69 @@
+"""Ranks that do not call the same thing all learn it, in both sides' words."""
+
+import numpy as np
+import pytest
+
+from phalanx.testing import World
+
+F32, F64 = np.float32, np.float64
+
+DISAGREEMENTS = {
+    "operation": (lambda g: g.all_reduce(np.ones(8, F32)), lambda g: g.all_gather(np.ones(8, F32))),
+    "reduction": (lambda g: g.all_reduce(np.ones(8, F32), "sum"), lambda g: g.all_reduce(np.ones(8, F32), "max")),
+    "type": (lambda g: g.all_reduce(np.ones(8, F32)), lambda g: g.all_reduce(np.ones(8, np.int32))),
+    "length": (lambda g: g.all_reduce(np.ones(8, F32)), lambda g: g.all_reduce(np.ones(9, F32))),
+    "nothing against something": (lambda g: g.all_reduce(np.ones(0, F32)), lambda g: g.all_reduce(np.ones(9, F32))),
+    "large length": (lambda g: g.all_reduce(np.ones(800_000, F32)), lambda g: g.all_reduce(np.ones(800_001, F32))),
+    "root": (lambda g: g.broadcast(np.ones(8, F32), 0), lambda g: g.broadcast(np.ones(8, F32), 1)),
+    "barrier": (lambda g: g.barrier(), lambda g: g.all_reduce(np.ones(8, F32))),
+    "rows": (lambda g: g.all_gather_unequal(np.ones((2, 3))), lambda g: g.all_gather_unequal(np.ones((2, 4)))),
+    "order": (
+        lambda g: (g.all_reduce(np.ones(8, F32)), g.broadcast(np.ones(8, F32))),
+        lambda g: (g.broadcast(np.ones(8, F32)), g.all_reduce(np.ones(8, F32))),
+    ),
+}
+
+
+@pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_every_rank_hears_of_a_disagreement_in_both_sides_words(what, odd, size, over):
+    usual, other = DISAGREEMENTS[what]
+
+    def on_rank(group):
+        (other if group.rank == odd else usual)(group)
+        group.barrier()  # who only sent may learn of it in its next call
+
+    outcomes = World(size, over, timeout_s=10).start(on_rank).outcomes()
+
+    for outcome in outcomes:
+        assert outcome.kind == "CollectiveMismatch", outcome
+        assert f"rank {odd} is in" in outcome.words, outcome.words
+        assert outcome.words.count(" is in ") == 2
+
+
+@pytest.mark.parametrize("over", ["memory", "arena"])
+def test_different_wire_types_are_a_disagreement_where_there_is_a_wire(over):
+    def on_rank(group):
+        return group.all_reduce(np.ones(8, F32), wire="bf16" if group.rank else None)
+
+    outcomes = World(2, over, hosts=["a", "b"]).start(on_rank).outcomes()
+
+    assert {outcome.kind for outcome in outcomes} == {"CollectiveMismatch"}
+
+
+def test_sends_and_receives_that_differ_are_a_disagreement():
+    def on_rank(group):
+        if group.rank == 0:
+            group.send(np.ones(4, F32), 1)
+            group.barrier()
+        else:
+            group.recv(np.ones(5, F32), 0)
+
+    outcomes = World(2, "tcp").start(on_rank).outcomes()
+
+    for outcome in outcomes:
+        assert outcome.kind == "CollectiveMismatch", outcome
+        assert "4 f32" in outcome.words
+        assert "5 f32" in outcome.words

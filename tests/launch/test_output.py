@@ -1,0 +1,58 @@
+import io
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.launch.output import Lines, Tail, prefix, write_lines
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
+def test_lines_come_out_whole_however_the_bytes_came_in(data, cuts):
+    lines = Lines()
+    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+
+    found = [line for start, stop in itertools.pairwise(bounds) for line in lines.feed(data[start:stop])]
+    found += lines.end()
+
+    assert found == data.removesuffix(b"\n").split(b"\n")[: None if data else 0]
+
+
+def test_a_line_without_end_is_cut_and_not_kept():
+    lines = Lines()
+
+    found = lines.feed(b"x" * 200_000)
+
+    assert [len(line) for line in found] == [65536] * 3
+    assert lines.end() == [b"x" * (200_000 - 3 * 65536)]
+
+
+def test_a_tail_keeps_the_end_and_marks_what_is_no_text():
+    tail = Tail()
+
+    tail.feed(b"a" * 100_000)
+    tail.feed(b"the end\xff")
+
+    assert len(tail.text()) == 65536
+    assert tail.text().endswith("athe end\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "words"), [(2, 4, b"[rank 2] "), (2, 11, b"[rank  2] "), (10, 11, b"[rank 10] ")]
+)
+def test_prefixes_of_all_ranks_are_equally_wide(rank, size, words):
+    assert prefix(rank, size, is_coloured=False) == words
+
+
+def test_colour_surrounds_the_prefix_only():
+    assert prefix(0, 2, is_coloured=True) == b"\x1b[36m[rank 0]\x1b[0m "
+
+
+def test_every_line_gets_the_prefix_and_an_end():
+    stream = io.BytesIO()
+
+    write_lines(stream, b"> ", [b"one", b"", b"two\r"])
+
+    assert stream.getvalue() == b"> one\n> \n> two\n"

@@ -1,0 +1,53 @@
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import phalanx
+
+PUBLIC = {
+    "BadFrame",
+    "CollectiveMismatch",
+    "ConfigError",
+    "ConnectError",
+    "DType",
+    "DeadlineExceeded",
+    "Group",
+    "JoinRefused",
+    "LinkClosed",
+    "MembershipError",
+    "PeerLost",
+    "Pending",
+    "PhalanxError",
+    "ProtocolError",
+    "ReduceOp",
+    "Statistics",
+    "TransportError",
+    "__version__",
+    "connect",
+}
+
+
+def test_the_public_names_are_these_and_no_others():
+    assert set(phalanx.__all__) == PUBLIC
+    assert all(hasattr(phalanx, name) for name in PUBLIC)
+
+
+def test_every_error_is_public():
+    errors = {name for name, each in vars(phalanx.errors).items() if isinstance(each, type)}
+
+    assert errors <= PUBLIC
+
+
+def test_the_version_is_the_one_of_the_project():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert phalanx.__version__ == project["version"]
+
+
+def test_importing_phalanx_imports_neither_torch_nor_what_only_the_command_needs():
+    program = "import phalanx, sys; print(*sorted({'torch', 'typer', 'rich'} & sys.modules.keys()))"
+
+    imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert imported.split() == []

@@ -1,0 +1,48 @@
+import threading
+
+import pytest
+
+from phalanx.errors import DeadlineExceeded
+from phalanx.transport import Pending
+
+
+def test_a_result_is_there_for_whoever_waits():
+    pending = Pending("all_reduce")
+    worker = threading.Thread(target=pending.complete, args=(lambda: 42,))
+
+    worker.start()
+    result = pending.wait(10)
+    worker.join()
+
+    assert result == 42
+    assert pending.wait() == 42
+
+
+def test_an_error_is_raised_to_whoever_waits():
+    pending = Pending("all_reduce")
+
+    pending.complete(lambda: 1 // 0)
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            pending.wait()
+
+
+def test_it_is_done_once_there_is_a_result():
+    pending = Pending("all_reduce")
+    before = pending.is_done
+
+    pending.complete(lambda: None)
+
+    assert not before
+    assert pending.is_done
+
+
+def test_who_waits_too_short_is_told_what_for_and_may_wait_again():
+    pending = Pending("all_reduce of 8 f32")
+
+    with pytest.raises(DeadlineExceeded, match=r"all_reduce of 8 f32 was not finished after 0.001 s"):
+        pending.wait(timeout_s=0.001)
+    pending.complete(lambda: "late")
+
+    assert pending.wait() == "late"

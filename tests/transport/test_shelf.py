@@ -1,0 +1,147 @@
+import os
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from phalanx.transport import Location, Shelf
+
+
+@pytest.fixture
+def shelf():
+    with closing(Shelf([os.getpid()])) as made:
+        yield made
+
+
+@pytest.fixture
+def peer():
+    with closing(Shelf([os.getpid()])) as made:
+        yield made
+
+
+def test_memory_has_the_size_asked_for_and_is_zeroed(shelf):
+    array = shelf.allocate(1001)
+
+    assert array.shape == (1001,)
+    assert not array.any()
+
+
+def test_memory_is_used_again_when_its_last_array_is_gone(shelf):
+    first = shelf.allocate(1000)
+    inode = shelf.locate(first).inode
+
+    del first
+    second = shelf.allocate(1000)
+
+    assert shelf.locate(second).inode == inode
+
+
+def test_memory_is_not_used_again_while_a_slice_of_it_lives(shelf):
+    first = shelf.allocate(1000)
+    piece = first.view(np.float32)[10:20].reshape(2, 5)
+
+    del first
+    second = shelf.allocate(1000)
+
+    assert shelf.locate(second).inode != shelf.locate(piece).inode
+    assert not np.shares_memory(second, piece)
+
+
+def test_memory_of_another_size_is_not_used_again(shelf):
+    first = shelf.allocate(1000)
+    inode = shelf.locate(first).inode
+
+    del first
+    second = shelf.allocate(5000)
+
+    assert shelf.locate(second).inode != inode
+
+
+def test_slices_are_found_with_their_offset(shelf):
+    arrays = [shelf.allocate(1 << 16) for _ in range(5)]
+
+    located = [shelf.locate(array[100 * index :]) for index, array in enumerate(arrays)]
+
+    assert [location.offset for location in located] == [0, 100, 200, 300, 400]
+    assert len({location.inode for location in located}) == 5
+
+
+@pytest.mark.parametrize("make_array", [lambda: np.zeros(10), lambda: np.zeros(0), lambda: np.zeros(1 << 22)])
+def test_arrays_from_elsewhere_are_not_found(shelf, make_array):
+    shelf.allocate(1000)
+
+    assert shelf.locate(make_array()) is None
+    assert shelf.locate_shared(make_array()) is None
+
+
+def test_an_empty_shelf_finds_nothing(shelf):
+    assert shelf.locate(np.zeros(3)) is None
+
+
+def test_own_memory_is_not_shared_and_shared_memory_is_not_own(shelf):
+    own = shelf.allocate(100)
+    shared, segment = shelf.create_shared(100)
+    segment.release()
+
+    assert shelf.locate_shared(own) is None
+    assert shelf.locate(shared) is None
+
+
+def test_a_peer_reads_what_lies_at_a_location_and_cannot_write_it(shelf, peer):
+    array = shelf.allocate(1000)
+    array[300:310] = 7
+
+    seen = peer.read(0, shelf.locate(array[200:]), 100, 110)
+
+    assert seen.tolist() == [7] * 10
+    assert not seen.flags.writeable
+
+
+def test_what_is_read_again_is_mapped_once(shelf, peer):
+    location = shelf.locate(shelf.allocate(1000))
+
+    first, second = peer.read(0, location, 0, 10), peer.read(0, location, 0, 10)
+
+    assert np.shares_memory(first, second)
+
+
+def test_a_location_that_holds_something_else_is_refused(shelf, peer):
+    location = shelf.locate(shelf.allocate(1000))
+
+    with pytest.raises(OSError, match="holds another file"):
+        peer.read(0, Location(location.descriptor, location.inode + 1, 0), 0, 10)
+
+
+def test_shared_memory_is_written_by_all_and_found_alike(shelf, peer):
+    created, segment = shelf.create_shared(1000)
+    mapped = peer.map_shared(0, Location(segment.place.descriptor, segment.place.inode, 0), 1000)
+    segment.release()
+
+    mapped[5] = 1
+    created[6] = 2
+
+    assert created[5:7].tolist() == mapped[5:7].tolist() == [1, 2]
+    assert shelf.locate_shared(created[5:]) == peer.locate_shared(mapped[5:]) == (segment.place.inode, 5)
+
+
+def test_shared_memory_is_forgotten_with_its_last_array(shelf):
+    created, segment = shelf.create_shared(1000)
+    segment.release()
+    view = created[10:20]
+    del created
+    assert shelf.locate_shared(view) is not None
+
+    del view
+
+    assert shelf._shared == []
+
+
+def test_arrays_outlive_their_shelf():
+    shelf = Shelf([os.getpid()])
+    array = shelf.allocate(1000)
+    array[:] = 3
+
+    shelf.close()
+    shelf.close()
+
+    assert array.sum() == 3000

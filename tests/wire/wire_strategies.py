@@ -1,0 +1,84 @@
+"""Headers and messages for hypothesis to draw."""
+
+from typing import get_args
+
+from hypothesis import strategies as st
+
+from phalanx.buffers import DType, ReduceOp
+from phalanx.wire import (
+    NO_ROOT,
+    Address,
+    Ask,
+    Cause,
+    Collective,
+    Failed,
+    Header,
+    Hello,
+    Kind,
+    Leave,
+    Left,
+    LinkHello,
+    Member,
+    Message,
+    Refused,
+    Revoked,
+    Signature,
+    Tag,
+    Waiting,
+    Welcome,
+    Wonder,
+)
+
+MESSAGE_TYPES = get_args(Message)
+
+
+def up_to(greatest):
+    return st.integers(0, greatest)
+
+
+ranks = up_to(NO_ROOT - 1)
+epochs = up_to(2**32 - 1)
+numbers = up_to(2**64 - 1)
+texts = st.text(max_size=20)
+keys = st.binary(min_size=16, max_size=16)
+
+tags = st.builds(Tag, epoch=epochs, sequence=numbers, round=up_to(2**16 - 1))
+signatures = st.builds(
+    Signature,
+    st.sampled_from(Collective),
+    st.sampled_from(DType),
+    numbers,
+    st.none() | st.sampled_from(ReduceOp),
+    st.none() | ranks,
+)
+
+
+def headers(lengths=numbers):
+    data = st.builds(Header, st.just(Kind.DATA), tags, signatures, lengths)
+    control = st.builds(Header, st.just(Kind.CONTROL), tags, st.none(), lengths)
+    return data | control
+
+
+@st.composite
+def frames(draw, size_bytes=100):
+    payload = draw(st.binary(max_size=size_bytes))
+    return draw(headers(st.just(len(payload)))), payload
+
+
+addresses = st.lists(st.builds(Address, texts, up_to(65535)), max_size=3).map(tuple)
+members = st.builds(Member, ranks, texts, addresses, numbers)
+
+MESSAGES = {
+    Hello: st.builds(Hello, texts, addresses, numbers, st.none() | ranks, st.none() | st.integers(1, NO_ROOT), texts),
+    Welcome: st.builds(Welcome, epochs, ranks, keys, st.lists(members, max_size=3).map(tuple)),
+    Refused: st.builds(Refused, texts),
+    Failed: st.builds(Failed, st.sampled_from(Cause), ranks, texts),
+    Ask: st.builds(Ask),
+    Wonder: st.builds(Wonder),
+    Waiting: st.builds(Waiting, st.lists(ranks, max_size=3).map(tuple), texts, numbers, texts),
+    Leave: st.builds(Leave),
+    Left: st.builds(Left, ranks),
+    Revoked: st.builds(Revoked, epochs, st.sampled_from(Cause), ranks, texts),
+    LinkHello: st.builds(LinkHello, epochs, ranks, keys),
+}
+messages = st.one_of(*MESSAGES.values())
