@@ -6,12 +6,7 @@ import numpy as np
 
 from phalanx.buffers import DType, ReduceOp, round_to_bf16, widen_bf16
 
-REDUCTIONS = [
-    (op, dtype)
-    for dtype in DType
-    for op in ReduceOp
-    if dtype.is_float or op is not ReduceOp.MEAN
-]
+REDUCTIONS = [(op, dtype) for dtype in DType for op in ReduceOp if dtype.is_float or op is not ReduceOp.MEAN]
 
 
 def data(dtype, length, rank):

@@ -67,3 +67,17 @@ def test_sends_and_receives_that_differ_are_a_disagreement():
         assert outcome.kind == "CollectiveMismatch", outcome
         assert "4 f32" in outcome.words
         assert "5 f32" in outcome.words
+
+
+@pytest.mark.parametrize("over", ["memory", "arena"])
+def test_ranks_of_a_subgroup_are_named_as_the_world_knows_them(over):
+    def on_rank(group):
+        if group.rank > 0:
+            group.subgroup([2, 1]).all_reduce(np.ones(8 + group.rank, F32))
+
+    outcomes = World(3, over).start(on_rank).outcomes()
+
+    for outcome in outcomes[1:]:
+        assert outcome.kind == "CollectiveMismatch", outcome
+        assert "rank 1 is in call" in outcome.words
+        assert "rank 2 is in call" in outcome.words

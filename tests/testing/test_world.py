@@ -111,18 +111,20 @@ def test_a_killed_rank_has_no_outcome_and_the_others_name_it(over):
 
 @pytest.mark.parametrize("over", PROCESSES)
 def test_a_rank_can_be_stopped_and_resumed(over):
-    with signal_pipe() as (read_end, write_end):
+    with signal_pipe() as (has_come, come), signal_pipe() as (may_go, go):
 
         def work(group):
             group.barrier()
             if group.rank == 1:
-                os.write(write_end, b"!")
+                os.write(come, b"!")
+                os.read(may_go, 1)
             return add_up(group)["sum"][0]
 
         run = World(3, over, processes=True).start(work)
-        os.read(read_end, 1)
+        os.read(has_come, 1)
         run.stop(1)
         wait_until(lambda: is_stopped(run._children[1].pid))
+        os.write(go, b"!")
         run.resume(1)
 
         assert run.results() == [6.0, 6.0, 6.0]

@@ -47,10 +47,10 @@ def all_reduce(
     The time of an all-reduce is that of its slowest rank; the table has medians.
     """
     try:
-        groups, lengths = parse_ranks(ranks), parse_sizes(sizes)
-        subjects = _installed(parse_systems(systems))
+        groups, lengths, wanted = parse_ranks(ranks), parse_sizes(sizes), parse_systems(systems)
         if rounds < 1:
             raise ConfigError(f"{rounds} rounds measure nothing: give 1 or more")
+        subjects = _installed(wanted)
         for size in groups:
             with _progress() as tell:
                 table = measure(size, subjects, lengths, rounds, tell)

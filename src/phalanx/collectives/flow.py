@@ -44,9 +44,9 @@ class Outgoing:
 class Incoming:
     """One message on its way in: its header, which must be the expected one, then its payload, window by window."""
 
-    def __init__(self, link: Link, rank: int, call: Call, expected: Header) -> None:
+    def __init__(self, link: Link, name: int, call: Call, expected: Header) -> None:
         self.link = link
-        self._rank = rank
+        self._name = name
         self._call = call
         self._expected = expected
         self._header = bytearray(HEADER_BYTES)
@@ -83,7 +83,7 @@ class Incoming:
         words = f"call {theirs.tag.sequence}, {theirs.signature}"
         if theirs.signature == self._expected.signature and theirs.length != self._expected.length:
             words += f" with {theirs.length} bytes on the wire instead of {self._expected.length}"
-        raise CollectiveMismatch.between(peer, words, self._rank, self._call)
+        raise CollectiveMismatch.between(peer, words, self._name, self._call)
 
 
 class Store:

@@ -18,8 +18,9 @@ _PATIENCE_S = 1.0
 class LinkRunner:
     """Carries out the plans of one rank over its links, and counts what that cost."""
 
-    def __init__(self, rank: int, links: Mapping[int, Link], epoch: Epoch) -> None:
+    def __init__(self, rank: int, links: Mapping[int, Link], epoch: Epoch, name: int) -> None:
         self.rank = rank
+        self._name = name  # what the world calls this rank; a link's peer has the world's name too
         self.links = links
         self.epoch = epoch
         self.bytes_sent = 0
@@ -77,7 +78,7 @@ class LinkRunner:
         length = length_of(receive.part) * target.itemsize
         self.bytes_received += HEADER_BYTES + length
         expected = Header(Kind.DATA, tag, call.signature, length)
-        return Incoming(self.links[receive.peer], self.rank, call, expected)
+        return Incoming(self.links[receive.peer], self._name, call, expected)
 
     def _move(self, outgoing: list[Outgoing], sinks: list[Store | Fold], call: Call) -> None:
         """Move everything, waiting only when no link can go on."""

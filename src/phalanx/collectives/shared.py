@@ -29,7 +29,7 @@ class ArenaRunner:
 
     def all_reduce(self, call: Call, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
         """Write the reduction of all sources into every target; a target that all share is written once."""
-        show = _Show(self, call, dtype, self._one_cut_each(source), len(source), source, target)
+        show = _Show(self, call, dtype, self._one_cut_each(source), len(source), source, target, keeps_own_part=True)
         if show.is_target_shared:
             show.run(self._fold_own_part(show, op, lambda run, _: target[run]), waits_at_end=True)
         else:
@@ -37,7 +37,7 @@ class ArenaRunner:
 
     def reduce(self, call: Call, source: Array, target: Array | None, op: ReduceOp, dtype: DType) -> None:
         """Write the reduction of all sources into the target of the one rank that has one."""
-        show = _Show(self, call, dtype, self._one_cut_each(source), len(source), source)
+        show = _Show(self, call, dtype, self._one_cut_each(source), len(source), source, keeps_own_part=True)
         self._reduce_in_runs(show, op, target)
 
     def reduce_parts(
@@ -165,8 +165,11 @@ class _Show:
         longest: int,
         source: Array | None,
         target: Array | None = None,
+        *,
+        keeps_own_part: bool = False,
     ) -> None:
         self.dtype = dtype
+        self._keeps_own_part = keeps_own_part
         self._runner = runner
         self._arena = arena = runner.arena
         self._call = call
@@ -234,8 +237,15 @@ class _Show:
         """Copy the run that begins at ``begin`` of every cut onto this rank's stage."""
         assert self._source is not None, "a rank that shows something has a source"
         length, itemsize = self._run_length(), self.dtype.itemsize
-        stage = self._arena.stage(self._arena.index, self._turn)
-        for number, cut in enumerate(self._cuts[self._arena.index]):
+        arena = self._arena
+        stage = arena.stage(arena.index, self._turn)
+        for number, cut in enumerate(self._cuts[arena.index]):
             data = self._source[min(cut.start + begin, cut.stop) : min(cut.start + begin + length, cut.stop)]
             at = number * length * itemsize
-            np.copyto(stage[at : at + data.nbytes].view(self.dtype.numpy), data)
+            shown = stage[at : at + data.nbytes].view(self.dtype.numpy)
+            if self._keeps_own_part:  # nobody else reads the part that this rank folds
+                part = even_part(len(data), arena.size, arena.index)
+                np.copyto(shown[: part.start], data[: part.start])
+                np.copyto(shown[part.stop :], data[part.stop :])
+            else:
+                np.copyto(shown, data)

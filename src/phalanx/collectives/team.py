@@ -21,12 +21,14 @@ _CARRIES_PARTIAL_SUMS = (Algorithm.RING, Algorithm.TREE)
 class Team:
     """One rank's view of a group that can act: its links, and the arena if it shares memory with other ranks.
 
+    ``names`` are the ranks by which the world knows the members: errors and statistics use them.
     Buffers are flat and contiguous. After an error a team is of no further use: streams are cut in the middle.
     """
 
     def __init__(
         self,
         rank: int,
+        names: Sequence[int],
         topology: Topology,
         links: Mapping[int, Link],
         channels: Mapping[int, Link],
@@ -34,13 +36,14 @@ class Team:
         epoch: Epoch,
     ) -> None:
         self.rank = rank
+        self.names = names
         self.size = topology.size
         self.topology = topology
         self.epoch = epoch
-        self.links = LinkRunner(rank, links, epoch)
+        self.links = LinkRunner(rank, links, epoch, names[rank])
         # What goes to or comes from a single peer has links of its own, since it may wait while a collective runs.
-        self._outbound = {peer: LinkRunner(rank, {peer: link}, epoch) for peer, link in channels.items()}
-        self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch) for peer, link in channels.items()}
+        self._outbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in channels.items()}
+        self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in channels.items()}
         self.arena = ArenaRunner(arena, epoch) if arena else None
         self._in_arena = self.arena if topology.is_one_host else None  # then links have nothing to do
         self._between_hosts = self._join_hosts(links)
@@ -240,7 +243,7 @@ class Team:
         if position >= min(map(len, self.topology.hosts)):
             return None
         others = {number: links[host[position]] for number, host in enumerate(self.topology.hosts) if host != own_host}
-        return LinkRunner(self.topology.hosts.index(own_host), others, self.epoch)
+        return LinkRunner(self.topology.hosts.index(own_host), others, self.epoch, self.names[self.rank])
 
     def _all_reduce_layered(self, call: Call, source: Array, target: Array, wire: DType | None) -> None:
         """Fold part r on the host's rank r, exchange it with the other hosts' ranks r, and read all parts here."""

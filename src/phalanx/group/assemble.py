@@ -33,12 +33,14 @@ def assemble(
             _join(rank, names, switchboard, each, deadline, epoch, undo)
             for each in (key, hashlib.sha256(key).digest()[:16])
         )
-        apart = Team(rank, Topology(tuple((number,) for number in range(len(names)))), links, channels, None, epoch)
+        apart = Team(
+            rank, names, Topology(tuple((number,) for number in range(len(names)))), links, channels, None, epoch
+        )
         arena, topology = None, apart.topology
         if len(set(hosts)) < len(hosts):
             arena, topology = _share_memory(apart, names, hosts, deadline)
         undo.pop_all()
-    return Team(rank, topology, links, channels, arena, epoch)
+    return Team(rank, names, topology, links, channels, arena, epoch)
 
 
 def _join(

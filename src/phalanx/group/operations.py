@@ -115,7 +115,8 @@ class Operations:
                 if (its_row, its_code) != (row, dtype.code):
                     theirs = f"rows of {its_row} {DType.from_code(its_code).label}"
                     ours = f"rows of {row} {dtype.label}"
-                    raise CollectiveMismatch.between(rank, theirs, self._team.rank, ours)
+                    names = self._team.names
+                    raise CollectiveMismatch.between(names[rank], theirs, names[self._team.rank], ours)
             ends = np.cumsum([0, *told[:, 0]]) * row
             parts = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
             target = np.empty(int(ends[-1]), dtype.numpy)

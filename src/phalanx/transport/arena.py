@@ -39,7 +39,7 @@ _NO_LOCATION = (0, 0, _NOWHERE)
 _NO_TARGET = (0, _NOWHERE)
 
 _SPINS = 100
-_YIELDS = 400
+_YIELDING_S = 0.5e-3  # by time and not by count: on a crowded machine a single yield may take milliseconds
 _FIRST_NAP_S, _LONGEST_NAP_S = 20e-6, 1e-3
 
 _STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686")
@@ -159,11 +159,10 @@ class Arena:
         for _ in range(self._spins):
             if count[0] >= meeting:
                 return
+        epoch.waiting = Wait(self._late(meeting), during)
         began = time.perf_counter()
-        for _ in range(_YIELDS):
+        while count[0] < meeting and time.perf_counter() - began < _YIELDING_S:
             os.sched_yield()
-            if count[0] >= meeting:
-                break
         nap_s = _FIRST_NAP_S
         while count[0] < meeting:
             epoch.waiting = Wait(self._late(meeting), during)
