@@ -328,6 +328,14 @@ class TestHosted:
     def start(self, script, job, rank, size):
         return started([sys.executable, script], **self.environ(job, rank, size))
 
+    def test_a_second_group_may_follow_the_first(self, tmp_path, job):
+        script = write_script(tmp_path, "phalanx.connect(timeout_s=30).close()\n" + ADD_UP.replace("\n    ", "\n"))
+
+        with self.start(script, job, 0, 2) as zero, self.start(script, job, 1, 2) as one:
+            written = [each.communicate() for each in (zero, one)]
+
+        assert written == [("rank 0 of 2: 3\n", ""), ("rank 1 of 2: 3\n", "")]
+
     def test_a_port_that_another_job_holds_is_passed_over(self, tmp_path, job):
         script = write_script(tmp_path, ADD_UP)
         first = find_launch(self.environ(job, 0, 2)).coordinator[0]

@@ -66,6 +66,7 @@ class Membership:
         self._key = key
         self._joining: dict[int, Hello] = {}
         self._ranks: dict[int, int] = {}  # by connection, once the group is complete
+        self._is_complete = False
         self._left: set[int] = set()
         self._suspicion: _Suspicion | None = None
         self._verdict: Revoked | None = None
@@ -132,7 +133,7 @@ class Membership:
     def _objection(self, hello: Hello) -> str | None:
         if hello.job != self._job:
             return f"this is the coordinator of job {self._job!r}, not of {hello.job!r}"
-        if self._ranks or self._verdict:
+        if self._is_complete:
             return "the group is complete: start again with more workers"
         size = self._size or hello.size
         if size is None:
@@ -153,6 +154,7 @@ class Membership:
             rank = next(free) if hello.rank is None else hello.rank
             self._ranks[connection] = rank
             members.append(Member(rank=rank, host=hello.host, addresses=hello.addresses, pid=hello.pid))
+        self._is_complete = True
         members.sort(key=lambda member: member.rank)
         self._joining.clear()
         return [

@@ -13,7 +13,7 @@ from typing import Self
 
 from phalanx.coordinator.membership import Decision, Drop, Membership, Say
 from phalanx.errors import PhalanxError
-from phalanx.transport import Listener
+from phalanx.transport import Deadline, Listener
 from phalanx.wire import Address, FrameReader, Hello, decode, encode
 
 _HELLO_S = 10.0  # a connection that has not said hello by then is a stranger
@@ -34,6 +34,7 @@ class Coordinator:
         self._connections: dict[int, _Connection] = {}
         self._numbers = itertools.count()
         self._selector = selectors.DefaultSelector()
+        self._nobody_here = threading.Event()
         self._stop_read, self._stop_write = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._stop_read, selectors.EVENT_READ)
@@ -46,6 +47,11 @@ class Coordinator:
             self._stop_write.send(b"!")
         self._thread.join()
         self._stop_write.close()
+
+    def close_when_left(self, deadline: Deadline) -> None:
+        """Close when all workers have hung up, or at the deadline."""
+        self._nobody_here.wait(deadline.remaining_s())
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +69,10 @@ class Coordinator:
                     self._accept()
                 elif isinstance(key.data, _Connection) and key.data.number in self._connections:
                     self._attend(key.data, events)
+            if self._connections:
+                self._nobody_here.clear()
+            else:
+                self._nobody_here.set()
             now = time.monotonic()
             self._carry_out(self._membership.tick(now))
             for connection in list(self._connections.values()):

@@ -221,9 +221,9 @@ class Group(Calls):
         except PhalanxError as error:
             if self._failure is None:
                 self._failure = self._arbitrate(error)
-            if self._failure is error:
+            if str(self._failure) == str(error):
                 raise
-            raise copy.copy(self._failure) from error
+            raise copy.copy(self._failure) from None  # the verdict says all there is to know
         finally:
             self._calls[signature.collective] += 1
             self._seconds += time.perf_counter() - began

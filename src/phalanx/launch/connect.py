@@ -86,11 +86,11 @@ def is_elsewhere(error: PhalanxError) -> bool:
             return False
 
 
-def _start_coordinator(launch: Launch) -> tuple["_OwnCoordinator", Address]:
+def _start_coordinator(launch: Launch) -> tuple[Coordinator, Address]:
     for address in launch.coordinator:
         with suppress(ConfigError):  # somebody else is there
             where = _bind_host(address.host)
-            return _OwnCoordinator(where, address.port, size=launch.size, job=launch.job), address
+            return Coordinator(where, address.port, size=launch.size, job=launch.job), address
     first, last = launch.coordinator[0].port, launch.coordinator[-1].port
     raise ConfigError(
         f"rank 0 cannot start the coordinator: ports {first} to {last} are taken; set PHALANX_COORDINATOR to host:port "
@@ -108,13 +108,3 @@ def _bind_host(host: str) -> str:
 def _farewell(timeout_s: float) -> Deadline:
     """How long to wait for the others: a rank that fails goes at once, as they are told so anyway."""
     return Deadline.after(_FAREWELL_S if sys.exception() else timeout_s)
-
-
-class _OwnCoordinator(Coordinator):
-    """A coordinator in the process of rank 0, which must not take it along before the others are done."""
-
-    def close_when_left(self, deadline: Deadline) -> None:
-        """Close when all workers have left, or at the deadline."""
-        while self._connections and not deadline.has_passed:
-            time.sleep(_NAP_S / 10)
-        self.close()
