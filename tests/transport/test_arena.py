@@ -65,7 +65,9 @@ def exchange_many(arena, epoch):
         arena.post(words(number + arena.index), Location(1, 2, number))
         arena.wait(soon(), epoch, "a test")
 
-        assert arena.posts() == [Post(words(number + index), Location(1, 2, number), None) for index in range(3)]
+        assert [Post.unpack(posted) for posted in arena.posts()] == [
+            Post(words(number + index), Location(1, 2, number), None) for index in range(3)
+        ]
         assert [int(arena.stage(index, turn)[0]) for index in range(3)] == [number] * 3
 
 
@@ -107,7 +109,7 @@ def test_a_post_carries_where_input_and_output_lie(arenas):
     def post(arena, epoch):
         arena.post(words(1), sources[arena.index], targets[arena.index])
         arena.wait(soon(), epoch, "a test")
-        return arena.posts()
+        return [Post.unpack(posted) for posted in arena.posts()]
 
     for posts in on_all(arenas, post):
         assert posts == [Post(words(1), *where) for where in zip(sources, targets, strict=True)]
@@ -121,7 +123,7 @@ def test_a_fast_rank_does_not_disturb_what_a_slow_one_still_reads(arenas):
     fast.post(words(2))
 
     for arena in slow:
-        assert [post.words for post in arena.posts()] == [words(1)] * 3
+        assert [Post.unpack(posted).words for posted in arena.posts()] == [words(1)] * 3
 
 
 def test_only_its_owner_can_write_a_board(arenas):

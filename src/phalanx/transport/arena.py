@@ -33,7 +33,10 @@ WORDS_BYTES = 16  # what a rank says about its call, beside where its data lies
 _SLOT = struct.Struct(
     f"<{WORDS_BYTES}sQQQQQ"
 )  # words; descriptor, inode, offset of the input; inode, offset of the output
-_SLOT_AT = (64, 128)  # two, since a fast rank may post its next call while a slow one still reads this one
+_SLOT_SPANS = (
+    (64, 64 + _SLOT.size),
+    (128, 128 + _SLOT.size),
+)  # two, since a fast rank may post its next call while a slow one still reads this one
 _NOWHERE = 2**64 - 1
 _NO_LOCATION = (0, 0, _NOWHERE)
 _NO_TARGET = (0, _NOWHERE)
@@ -52,6 +55,13 @@ class Post(NamedTuple):
     words: bytes
     source: Location | None
     target: tuple[int, int] | None
+
+    @classmethod
+    def unpack(cls, posted: bytes) -> "Post":
+        """Read what stands on a board."""
+        words, descriptor, inode, offset, target_inode, target_offset = _SLOT.unpack(posted)
+        source = None if offset == _NOWHERE else Location(descriptor, inode, offset)
+        return cls(words, source, None if target_offset == _NOWHERE else (target_inode, target_offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +118,13 @@ class Arena:
         """Say what this rank's next call is, and come to the meeting that begins it."""
         self._calls += 1
         where = (*(source or _NO_LOCATION), *(target or _NO_TARGET))
-        _SLOT.pack_into(self._boards[self.index], _SLOT_AT[self._calls % 2], words, *where)
+        _SLOT.pack_into(self._boards[self.index], _SLOT_SPANS[self._calls % 2][0], words, *where)
         self.arrive()
 
-    def posts(self) -> list[Post]:
-        """What every rank of the host said about the call they have met for, by index."""
-        return [self._read_post(board) for board in self._boards]
+    def posts(self) -> tuple[bytes, ...]:
+        """What every rank of the host said about the call they have met for, by index: ``Post.unpack`` reads it."""
+        start, stop = _SLOT_SPANS[self._calls % 2]
+        return tuple([board[start:stop] for board in self._boards])
 
     def arrive(self) -> None:
         """Come to the next meeting without waiting for the others."""
@@ -183,13 +194,6 @@ class Arena:
         late = self._late(meeting)
         names = " and ".join(f"rank {rank}" for rank in late)
         return DeadlineExceeded(f"{names} did not come to {during} within {deadline.seconds:g} s", peer=late[0])
-
-    def _read_post(self, board: mmap.mmap) -> Post:
-        words, descriptor, inode, offset, target_inode, target_offset = _SLOT.unpack_from(
-            board, _SLOT_AT[self._calls % 2]
-        )
-        source = None if offset == _NOWHERE else Location(descriptor, inode, offset)
-        return Post(words, source, None if target_offset == _NOWHERE else (target_inode, target_offset))
 
 
 def _stages(memory: mmap.mmap, start: int) -> tuple[Bytes, Bytes]:
