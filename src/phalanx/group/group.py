@@ -126,7 +126,7 @@ class Group(Calls):
         """
         axes, kind = check_shape(shape), DType.parse(dtype)
         if shared:
-            return self._now(self._operations.allocate(axes, kind), None)
+            return self._now(self._operations.allocate(axes, kind), None)[0]
         return self._team.allocate_own(axes, kind)
 
     def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> "Group":
@@ -189,11 +189,12 @@ class Group(Calls):
 
     def _now(self, operation: Operation[Result], timeout_s: float | None) -> Result:
         deadline = self._begin(timeout_s)
-        return self._line(operation).run(lambda: self._perform(operation, deadline), operation.signature)
+        result: Result = self._line(operation).run(operation.signature, self._perform, operation, deadline)
+        return result
 
     def _later(self, operation: Operation[Result], timeout_s: float | None) -> Pending[Result]:
         deadline = self._begin(timeout_s)
-        return self._line(operation).submit(lambda: self._perform(operation, deadline), operation.signature)
+        return self._line(operation).submit(operation.signature, self._perform, operation, deadline)
 
     def _begin(self, timeout_s: float | None) -> Deadline:
         self._check_usable()

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from phalanx.transport import Pending
@@ -25,23 +26,23 @@ class Line:
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
-    def run(self, operation: Callable[[], Result], what: object) -> Result:
-        """Run ``operation`` when those before it are done, and return its result."""
+    def run(self, what: object, function: Callable[..., Result], *arguments: object) -> Result:
+        """Call ``function`` when what was asked for before is done, and return its result."""
         with self._changed:
             may_go = not self._is_busy and not self._waiting
             self._is_busy |= may_go
         if not may_go:
-            return self.submit(operation, what).wait()
+            return self.submit(what, function, *arguments).wait()
         try:
-            return operation()
+            return function(*arguments)
         finally:
             self._step_out()
 
-    def submit(self, operation: Callable[[], Result], what: object) -> Pending[Result]:
-        """Have ``operation`` run when those before it are done."""
+    def submit(self, what: object, function: Callable[..., Result], *arguments: object) -> Pending[Result]:
+        """Have ``function`` called when what was asked for before is done; ``what`` says what it does."""
         pending: Pending[Result] = Pending(what)
         with self._changed:
-            self._waiting.append((pending, operation))
+            self._waiting.append((pending, partial(function, *arguments)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()

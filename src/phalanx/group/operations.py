@@ -23,11 +23,21 @@ Channel = tuple[str, int]
 
 @dataclass(slots=True)
 class Operation(Generic[Result]):
-    """Something that can be done: what it is, the doing, and its channel if only one peer takes part."""
+    """Something that can be done: what it is, the doing, what is there when it is done, and the channel, if it has one.
+
+    A method and its arguments, not a function made for the occasion: Python calls what it knows much faster.
+    """
 
     signature: Signature
-    perform: Callable[[Call], Result]
+    action: Callable[..., None]
+    arguments: tuple[object, ...]
+    result: Result
     channel: Channel | None = None
+
+    def perform(self, call: Call) -> Result:
+        """Do it, as the call that it turned out to be."""
+        self.action(call, *self.arguments)
+        return self.result
 
 
 class Operations:
@@ -48,11 +58,8 @@ class Operations:
         reduction = _reduction(op, dtype)
         narrow = None if wire is None else _wire(wire, dtype)
 
-        def perform(call: Call) -> Array:
-            self._team.all_reduce(call, source_flat, target_flat, narrow)
-            return target
-
-        return Operation(_signature(Collective.ALL_REDUCE, dtype, array.size, reduction), perform)
+        signature = _signature(Collective.ALL_REDUCE, dtype, array.size, reduction)
+        return Operation(signature, self._team.all_reduce, (source_flat, target_flat, narrow), target)
 
     def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
         """The reduction of all arrays, in the root's array; the others keep theirs."""
@@ -61,11 +68,8 @@ class Operations:
         if is_root:
             _check_writable(array, "array")
 
-        def perform(call: Call) -> Array:
-            self._team.reduce(call, flat, flat if is_root else None)
-            return array
-
-        return Operation(_signature(Collective.REDUCE, dtype, array.size, reduction, root), perform)
+        signature = _signature(Collective.REDUCE, dtype, array.size, reduction, root)
+        return Operation(signature, self._team.reduce, (flat, flat if is_root else None), array)
 
     def reduce_scatter(self, array: Array, op: ReduceOp | str, out: Array | None) -> Operation[Array]:
         """This rank's part of the reduction, cut along the first axis."""
@@ -80,11 +84,8 @@ class Operations:
         target = np.empty(shape, dtype.numpy) if out is None else out
         target_flat = _target(target, shape, dtype, "out")
 
-        def perform(call: Call) -> Array:
-            self._team.reduce_scatter(call, flat, parts, target_flat)
-            return target
-
-        return Operation(_signature(Collective.REDUCE_SCATTER, dtype, array.size, reduction), perform)
+        signature = _signature(Collective.REDUCE_SCATTER, dtype, array.size, reduction)
+        return Operation(signature, self._team.reduce_scatter, (flat, parts, target_flat), target)
 
     def all_gather(self, array: Array, out: Array | None) -> Operation[Array]:
         """All ranks' arrays, stacked by rank."""
@@ -94,37 +95,34 @@ class Operations:
         target_flat = _target(target, shape, dtype, "out")
         parts = even_parts(len(target_flat), self._team.size)
 
-        def perform(call: Call) -> Array:
-            self._team.all_gather(call, flat, parts, target_flat)
-            return target
-
-        return Operation(_signature(Collective.ALL_GATHER, dtype, len(target_flat)), perform)
+        signature = _signature(Collective.ALL_GATHER, dtype, len(target_flat))
+        return Operation(signature, self._team.all_gather, (flat, parts, target_flat), target)
 
     def all_gather_unequal(self, array: Array) -> Operation[list[Array]]:
         """All ranks' arrays, which may differ in the length of their first axis: first the lengths, then the data."""
         flat, dtype = _flat(array, "array")
         if array.ndim == 0:
             raise ConfigError("a single value has no length: use all_gather")
-        row, size = math.prod(array.shape[1:]), self._team.size
+        signature = _signature(Collective.ALL_GATHER, DType.I64, 3 * self._team.size)
+        listed: list[Array] = []
+        return Operation(signature, self._gather_unequal, (array, flat, dtype, listed), listed)
+
+    def _gather_unequal(self, call: Call, array: Array, flat: Array, dtype: DType, listed: list[Array]) -> None:
+        row, size, names = math.prod(array.shape[1:]), self._team.size, self._team.names
         told = np.empty((size, 3), np.int64)
-
-        def perform(call: Call) -> list[Array]:
-            words = np.array([array.shape[0], row, dtype.code], np.int64)
-            self._team.all_gather(call, words, even_parts(told.size, size), told.reshape(-1))
-            for rank, (_, its_row, its_code) in enumerate(told.tolist()):
-                if (its_row, its_code) != (row, dtype.code):
-                    theirs = f"rows of {its_row} {DType.from_code(its_code).label}"
-                    ours = f"rows of {row} {dtype.label}"
-                    names = self._team.names
-                    raise CollectiveMismatch.between(names[rank], theirs, names[self._team.rank], ours)
-            ends = np.cumsum([0, *told[:, 0]]) * row
-            parts = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
-            target = np.empty(int(ends[-1]), dtype.numpy)
-            data = Call(_signature(Collective.ALL_GATHER, dtype, len(target)), call.sequence, call.deadline)
-            self._team.all_gather(data, flat, parts, target)
-            return [target[part].reshape(-1, *array.shape[1:]) for part in parts]
-
-        return Operation(_signature(Collective.ALL_GATHER, DType.I64, told.size), perform)
+        words = np.array([array.shape[0], row, dtype.code], np.int64)
+        self._team.all_gather(call, words, even_parts(told.size, size), told.reshape(-1))
+        for rank, (_, its_row, its_code) in enumerate(told.tolist()):
+            if (its_row, its_code) != (row, dtype.code):
+                theirs = f"rows of {its_row} {DType.from_code(its_code).label}"
+                ours = f"rows of {row} {dtype.label}"
+                raise CollectiveMismatch.between(names[rank], theirs, names[self._team.rank], ours)
+        ends = np.cumsum([0, *told[:, 0]]) * row
+        parts = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
+        target = np.empty(int(ends[-1]), dtype.numpy)
+        data = call._replace(signature=_signature(Collective.ALL_GATHER, dtype, len(target)))
+        self._team.all_gather(data, flat, parts, target)
+        listed += [target[part].reshape(-1, *array.shape[1:]) for part in parts]
 
     def broadcast(self, array: Array, root: int) -> Operation[Array]:
         """The root's array, in every rank's."""
@@ -132,11 +130,8 @@ class Operations:
         if self._rank(root, "root") != self._team.rank:
             _check_writable(array, "array")
 
-        def perform(call: Call) -> Array:
-            self._team.broadcast(call, flat)
-            return array
-
-        return Operation(_signature(Collective.BROADCAST, dtype, array.size, root=root), perform)
+        signature = _signature(Collective.BROADCAST, dtype, array.size, root=root)
+        return Operation(signature, self._team.broadcast, (flat,), array)
 
     def gather(self, array: Array, root: int) -> Operation[Array | None]:
         """All ranks' arrays, stacked by rank, on the root; None elsewhere."""
@@ -144,11 +139,9 @@ class Operations:
         is_root = self._rank(root, "root") == self._team.rank
         target = np.empty((self._team.size, *array.shape), dtype.numpy) if is_root else None
 
-        def perform(call: Call) -> Array | None:
-            self._team.gather(call, flat, None if target is None else target.reshape(-1))
-            return target
-
-        return Operation(_signature(Collective.GATHER, dtype, array.size * self._team.size, root=root), perform)
+        signature = _signature(Collective.GATHER, dtype, array.size * self._team.size, root=root)
+        target_flat = None if target is None else target.reshape(-1)
+        return Operation(signature, self._team.gather, (flat, target_flat), target)
 
     def scatter(self, array: Array | None, out: Array, root: int) -> Operation[Array]:
         """The root's row of this rank's number, in ``out``."""
@@ -161,11 +154,8 @@ class Operations:
                 raise ConfigError(f"the root must pass an array of shape {shape} and type {dtype.label} to scatter")
             source = _flat(array, "array")[0]
 
-        def perform(call: Call) -> Array:
-            self._team.scatter(call, source, target)
-            return out
-
-        return Operation(_signature(Collective.SCATTER, dtype, out.size * self._team.size, root=root), perform)
+        signature = _signature(Collective.SCATTER, dtype, out.size * self._team.size, root=root)
+        return Operation(signature, self._team.scatter, (source, target), out)
 
     def all_to_all(self, array: Array) -> Operation[Array]:
         """Part r of every rank's array, in the order of ranks, where r is this rank; cut along the first axis."""
@@ -176,18 +166,15 @@ class Operations:
             )
         target = np.empty(array.shape, dtype.numpy)
 
-        def perform(call: Call) -> Array:
-            self._team.all_to_all(call, flat, target.reshape(-1))
-            return target
-
-        return Operation(_signature(Collective.ALL_TO_ALL, dtype, array.size), perform)
+        signature = _signature(Collective.ALL_TO_ALL, dtype, array.size)
+        return Operation(signature, self._team.all_to_all, (flat, target.reshape(-1)), target)
 
     def send(self, array: Array, to: int) -> Operation[None]:
         """Send an array to one peer."""
         flat, dtype = _flat(array, "array")
         self._peer(to, "to")
         signature = _signature(Collective.SEND, dtype, array.size)
-        return Operation(signature, lambda call: self._team.send(call, flat, to), ("to", to))
+        return Operation(signature, self._team.send, (flat, to), None, ("to", to))
 
     def recv(self, array: Array, source: int) -> Operation[Array]:
         """Receive one peer's array."""
@@ -195,24 +182,20 @@ class Operations:
         flat = _target(array, array.shape, dtype, "array")
         self._peer(source, "source")
 
-        def perform(call: Call) -> Array:
-            self._team.receive(call, flat, source)
-            return array
-
-        return Operation(_signature(Collective.SEND, dtype, array.size), perform, ("from", source))
+        signature = _signature(Collective.SEND, dtype, array.size)
+        return Operation(signature, self._team.receive, (flat, source), array, ("from", source))
 
     def barrier(self) -> Operation[None]:
         """Wait for everybody."""
-        return Operation(_signature(Collective.BARRIER, DType.U8, 0), self._team.barrier)
+        return Operation(_signature(Collective.BARRIER, DType.U8, 0), self._team.barrier, (), None)
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Operation[Array]:
-        """An array that the ranks of a host share."""
-        size = math.prod(shape)
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Operation[list[Array]]:
+        """An array that the ranks of a host share, alone in a list."""
+        size, made = math.prod(shape), list[Array]()
+        return Operation(_signature(Collective.ALLOCATE, dtype, size), self._allocate, (shape, dtype, made), made)
 
-        def perform(call: Call) -> Array:
-            return self._team.allocate(call, size * dtype.itemsize).view(dtype.numpy).reshape(shape)
-
-        return Operation(_signature(Collective.ALLOCATE, dtype, size), perform)
+    def _allocate(self, call: Call, shape: tuple[int, ...], dtype: DType, made: list[Array]) -> None:
+        made.append(self._team.allocate(call, math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape))
 
     def _rank(self, rank: int, name: str) -> int:
         if not (isinstance(rank, int) and 0 <= rank < self._team.size):
