@@ -7,6 +7,8 @@ who cares looks at the result.
 from collections.abc import Sequence
 from contextvars import copy_context
 from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -106,36 +108,76 @@ def _fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> No
     count, length = len(inputs), len(out)
     if count == 1:
         np.copyto(out, inputs[0])
-    elif count == 2 and not op.is_mean and not dtype.is_narrow:
+        return
+    if count == 2 and not op.is_mean and not dtype.is_narrow:
         op.ufunc(inputs[0], inputs[1], out=out)  # a single pass gains nothing from runs
-    else:
-        scratch = list(np.empty((count.bit_length(), min(RUN, length)), dtype.accumulator.numpy))
-        if length <= RUN:
-            _fold_run(op, dtype, inputs, scratch, out)
-            return
-        for run in runs(slice(0, length), RUN):
-            rows = [row[: run.stop - run.start] for row in scratch]
-            _fold_run(op, dtype, [each[run] for each in inputs], rows, out[run])
+        return
+    may_use_out = not dtype.is_narrow and not any(np.may_share_memory(each, out) for each in inputs)
+    program = _program(count, dtype.is_narrow, may_use_out)
+    scratch = np.empty((program.rows, min(RUN, length)), dtype.accumulator.numpy)
+    if length <= RUN:
+        _run_program(program, op, dtype, inputs, scratch, out)
+        return
+    for run in runs(slice(0, length), RUN):
+        rows = scratch[:, : run.stop - run.start]
+        _run_program(program, op, dtype, [each[run] for each in inputs], rows, out[run])
 
 
-def _fold_run(op: ReduceOp, dtype: DType, leaves: Sequence[Array], scratch: list[Array], out: Array) -> None:
-    root = scratch[0] if dtype.is_narrow else out
-    _node(op, dtype, leaves, scratch, root)
-    _finish(op, dtype, root, len(leaves), out)
+class _Program(NamedTuple):
+    """A tree written down as steps (left, right, target) over registers: the inputs, scratch rows, and last the output.
 
-
-def _node(op: ReduceOp, dtype: DType, leaves: Sequence[Array], scratch: list[Array], out: Array) -> Array:
-    """Return the accumulated leaves: in ``out``, unless a single leaf is what it should be already.
-
-    ``out`` is written only when all leaves have been read, so it may be one of them.
+    A step without a right side widens the left.
     """
-    if len(leaves) == 1:
-        return _widen(dtype, leaves[0], out) if dtype.is_narrow else leaves[0]
-    half = middle(len(leaves))
-    left = _node(op, dtype, leaves[:half], scratch, scratch[0])
-    right = _node(op, dtype, leaves[half:], scratch[1:], scratch[1])
-    op.ufunc(left, right, out=out)
-    return out
+
+    rows: int
+    steps: tuple[tuple[int, int | None, int], ...]
+
+
+_OUT = -1
+
+
+@lru_cache
+def _program(count: int, is_narrow: bool, may_use_out: bool) -> _Program:  # noqa: FBT001 - it is cached by position
+    """The steps for ``count`` inputs; ``may_use_out`` for what is half done, too, since no input lies there."""
+    steps: list[tuple[int, int | None, int]] = []
+    rows = 0
+
+    def emit(start: int, stop: int, target: int, row: int) -> int:
+        """Accumulate some inputs in ``target``, using scratch from ``row`` on, and return where they are."""
+        nonlocal rows
+        rows = max(rows, row)
+        if stop - start == 1:
+            if is_narrow:
+                steps.append((start, None, target))
+            return target if is_narrow else start
+        half = start + middle(stop - start)
+        left = emit(start, half, target, row)
+        right = emit(half, stop, count + row, row + 1)
+        steps.append((left, right, target))
+        return target
+
+    if may_use_out:
+        emit(0, count, _OUT, 0)
+    else:
+        emit(0, count, count, 1)
+        if not is_narrow:
+            steps[-1] = (*steps[-1][:2], _OUT)
+    return _Program(rows, tuple(steps))
+
+
+def _run_program(
+    program: _Program, op: ReduceOp, dtype: DType, inputs: Sequence[Array], scratch: Array, out: Array
+) -> None:
+    registers = [*inputs, *scratch, out]
+    for left, right, target in program.steps:
+        if right is None:
+            _widen(dtype, registers[left], registers[target])
+        else:
+            op.ufunc(registers[left], registers[right], out=registers[target])
+    if dtype.is_narrow:
+        _finish(op, dtype, registers[len(inputs)], len(inputs), out)
+    elif op.is_mean:
+        np.true_divide(out, len(inputs), out)
 
 
 def _finish(op: ReduceOp, dtype: DType, accumulated: Array, count: int, out: Array) -> None:
