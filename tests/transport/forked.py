@@ -3,13 +3,16 @@
 import os
 import sys
 import traceback
+import warnings
 
 
 class Forked:
     """A child process that does one thing; ``join`` tells whether it went well."""
 
     def __init__(self, function):
-        self.pid = os.fork()
+        with warnings.catch_warnings():  # Python 3.12 warns of any other thread
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:

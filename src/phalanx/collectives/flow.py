@@ -11,8 +11,8 @@ from phalanx.errors import CollectiveMismatch
 from phalanx.transport import Link
 from phalanx.wire import HEADER_BYTES, Header
 
-_SEND_BYTES = 1 << 20  # what is offered to a link at once: receiving gets its turn in between
-_FOLD_BYTES = 1 << 18  # contributions are folded while they are in the processor's cache
+_SEND_BYTES = 1 << 22  # what is offered to a link at once: receiving gets its turn in between
+_FOLD_BYTES = 1 << 20  # scratch for each peer: enough to keep the links busy while a run is folded
 _SMALL_BYTES = 4096
 
 

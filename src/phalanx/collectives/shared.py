@@ -152,21 +152,19 @@ class ArenaRunner:
 
     def _fold_once(self, agreement: Agreement, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
         """Fold this rank's part of all sources straight into the shared target."""
-        arena = self.arena
-        part = even_part(len(source), arena.size, arena.index)
-        if agreement.parts is None:
-            start, stop = part.start * dtype.itemsize, part.stop * dtype.itemsize
-            agreement.parts = [
-                # Its own part is left out: a rank that drops its buffer must not find it kept alive here.
-                source[:0].copy()
-                if index == arena.index
-                else arena.shelf.read(index, post.source, start, stop).view(dtype.numpy)
-                for index, post in enumerate(agreement.posts)
-                if post.source
-            ]
+        part, own = agreement.part, self.arena.index
+        if part is None:
+            part = agreement.part = even_part(len(source), self.arena.size, own)
+            agreement.parts = [self._read_part(index, post, part, dtype) for index, post in enumerate(agreement.posts)]
         shown = agreement.parts.copy()
-        shown[arena.index] = source[part]
+        shown[own] = source[part]
         fold(op, dtype, shown, target[part])
+
+    def _read_part(self, index: int, post: Post, part: slice, dtype: DType) -> Array:
+        if index == self.arena.index or post.source is None:
+            return np.empty(0, dtype.numpy)  # a rank that drops its own buffer must not find it kept alive here
+        start, stop = part.start * dtype.itemsize, part.stop * dtype.itemsize
+        return self.arena.shelf.read(index, post.source, start, stop).view(dtype.numpy)
 
     def _fold_own_part(self, show: Show, op: ReduceOp, out: Callable[[slice, int], Array]) -> Work:
         arena = self.arena

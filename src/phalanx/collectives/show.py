@@ -21,14 +21,15 @@ Work = Callable[[slice, int], None]
 class Agreement:
     """What all ranks said when they began a call; whenever they say it again, everything lies where it lay before.
 
-    ``parts`` is what this rank folds of its peers' buffers, looked up the first time.
+    ``part`` is what this rank folds, and ``parts`` are those parts of its peers' buffers, looked up the first time.
     """
 
     posts: Sequence[Post]
     is_target_shared: bool = field(init=False)
     has_direct: bool = field(init=False)
     needs_no_copy: bool = field(init=False)
-    parts: list[Array] | None = None
+    part: slice | None = None
+    parts: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         target = self.posts[0].target

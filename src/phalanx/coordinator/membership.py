@@ -108,8 +108,9 @@ class Membership:
         if suspicion is None or now < suspicion.due or self._verdict:
             return []
         self._suspicion = None
-        if words := disagreement(suspicion.waits):
-            return self._revoke(Cause.DISAGREED, suspicion.accuser, words)
+        if mismatch := disagreement(suspicion.waits):
+            odd, words = mismatch
+            return self._revoke(Cause.DISAGREED, odd, words)
         said = suspicion.said
         if said is None:
             return []
@@ -183,8 +184,8 @@ class Membership:
         return [Say(connection, self._verdict) for connection in self._ranks]
 
 
-def disagreement(waits: Mapping[int, Waiting]) -> str | None:
-    """What two ranks say that are in the same call of the same group but mean different things by it, if any do."""
+def disagreement(waits: Mapping[int, Waiting]) -> tuple[int, str] | None:
+    """The odd rank among those in the same call of the same group who mean different things by it, and the words."""
     calls: dict[tuple[str, int], dict[int, str]] = {}
     for rank, waiting in waits.items():
         if waiting.group:
@@ -194,7 +195,7 @@ def disagreement(waits: Mapping[int, Waiting]) -> str | None:
         if len(counts) > 1:
             odd = min(words_of, key=lambda rank: (counts[words_of[rank]], rank))
             other = next(rank for rank in words_of if words_of[rank] != words_of[odd])
-            return str(CollectiveMismatch.between(odd, words_of[odd], other, words_of[other]))
+            return odd, str(CollectiveMismatch.between(odd, words_of[odd], other, words_of[other]))
     return None
 
 

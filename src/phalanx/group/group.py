@@ -89,7 +89,7 @@ class Group(Calls):
         self._lines: dict[Channel | None, Line] = {}
         self._sequences: Counter[Channel | None] = Counter({None: SETUP_CALLS})
         self._subgroups: Counter[tuple[int, ...]] = Counter()
-        self._calls: Counter[Collective] = Counter()
+        self._calls = [0] * (max(Collective) + 1)
         self._seconds = 0.0
         self._failure: PhalanxError | None = None
         self._is_closed = False
@@ -152,7 +152,7 @@ class Group(Calls):
     def statistics(self) -> Statistics:
         """Return what this rank has done in this group so far."""
         sent, received, waited = self._team.counts()
-        calls = {collective.name.lower(): count for collective, count in self._calls.items()}
+        calls = {each.name.lower(): self._calls[each] for each in Collective if self._calls[each]}
         return Statistics(calls, self._seconds, sent, received, waited)
 
     def close(self) -> None:

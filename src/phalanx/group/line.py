@@ -20,56 +20,47 @@ class Line:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changed = threading.Condition()
+        self._turn = threading.Lock()  # held by whoever works
+        self._arrived = threading.Condition()
         self._waiting: deque[tuple[Pending[Any], Callable[[], Any]]] = deque()  # Any: each has a result of its own type
-        self._is_busy = False
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
     def run(self, what: object, function: Callable[..., Result], *arguments: object) -> Result:
         """Call ``function`` when what was asked for before is done, and return its result."""
-        with self._changed:
-            may_go = not self._is_busy and not self._waiting
-            self._is_busy |= may_go
-        if not may_go:
+        if self._waiting or not self._turn.acquire(blocking=False):
             return self.submit(what, function, *arguments).wait()
         try:
             return function(*arguments)
         finally:
-            self._step_out()
+            self._turn.release()
 
     def submit(self, what: object, function: Callable[..., Result], *arguments: object) -> Pending[Result]:
         """Have ``function`` called when what was asked for before is done; ``what`` says what it does."""
         pending: Pending[Result] = Pending(what)
-        with self._changed:
+        with self._arrived:
             self._waiting.append((pending, partial(function, *arguments)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            self._arrived.notify()
         return pending
 
     def close(self) -> None:
         """Finish what stands in line, then stop. Closing twice is harmless."""
-        with self._changed:
+        with self._arrived:
             self._is_closing = True
-            self._changed.notify_all()
+            self._arrived.notify()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._is_busy and (self._waiting or self._is_closing))
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._waiting or self._is_closing)
                 if not self._waiting:
                     return
-                pending, operation = self._waiting.popleft()
-                self._is_busy = True
-            pending.complete(operation)
-            self._step_out()
-
-    def _step_out(self) -> None:
-        with self._changed:
-            self._is_busy = False
-            if self._waiting or self._is_closing:
-                self._changed.notify_all()
+                pending, operation = self._waiting[0]
+            with self._turn:
+                pending.complete(operation)
+                self._waiting.popleft()  # only now: a blocking call must not slip in between

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -164,7 +165,9 @@ class _Child:
 
     def __init__(self, world: World, rank: int, function: Function) -> None:
         self._socket, theirs = socket.socketpair()
-        self.pid = os.fork()
+        with warnings.catch_warnings():  # Python 3.12 warns of any other thread, even one that only watches the time
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
         if self.pid == 0:
             self._socket.close()
             self._live(world, rank, function, theirs)

@@ -42,7 +42,7 @@ _NO_LOCATION = (0, 0, _NOWHERE)
 _NO_TARGET = (0, _NOWHERE)
 
 _SPINS = 100
-_YIELDING_S = 0.5e-3  # by time and not by count: on a crowded machine a single yield may take milliseconds
+_YIELDS = 100  # not more: on a crowded machine a single one may take milliseconds
 _FIRST_NAP_S, _LONGEST_NAP_S = 20e-6, 1e-3
 
 _STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686")
@@ -170,22 +170,27 @@ class Arena:
         for _ in range(self._spins):
             if count[0] >= meeting:
                 return
-        epoch.waiting = Wait(self._late(meeting), during)
         began = time.perf_counter()
-        while count[0] < meeting and time.perf_counter() - began < _YIELDING_S:
+        for _ in range(_YIELDS):
             os.sched_yield()
-        nap_s = _FIRST_NAP_S
+            if count[0] >= meeting:
+                break
+        else:
+            self._nap_until(index, meeting, deadline, epoch, during)
+        self.waited_s[self.ranks[index]] += time.perf_counter() - began
+
+    def _nap_until(self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object) -> None:
+        count, rank, nap_s = self._counts[index], self.ranks[index], _FIRST_NAP_S
         while count[0] < meeting:
             epoch.waiting = Wait(self._late(meeting), during)
             epoch.check()
-            if self.ranks[index] in epoch.left and count[0] < meeting:
-                raise PeerLost(f"rank {self.ranks[index]} left the group before {during}", peer=self.ranks[index])
+            if rank in epoch.left and count[0] < meeting:
+                raise PeerLost(f"rank {rank} left the group before {during}", peer=rank)
             if deadline.has_passed:
                 raise self._overdue(meeting, deadline, during)
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONGEST_NAP_S)
         epoch.waiting = None
-        self.waited_s[self.ranks[index]] += time.perf_counter() - began
 
     def _late(self, meeting: int) -> tuple[int, ...]:
         return tuple(rank for rank, count in zip(self.ranks, self._counts, strict=True) if count[0] < meeting)

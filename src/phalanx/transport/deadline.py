@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from phalanx.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(NamedTuple):
     """A moment after which nobody waits any longer: made once at the API, then handed down."""
 
     at: float

@@ -15,6 +15,7 @@ from phalanx.transport.tcp import Listener, connect
 from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, decode, encode
 
 _STRANGER_LIMIT_BYTES = 4096
+_MOST_EARLY = 4096  # far more than a group has ranks; keys that nobody asks for must not pile up
 _log = logging.getLogger("phalanx")
 
 
@@ -81,7 +82,7 @@ class TcpLobby:
         """Wait once; whoever has said who they are waits in ``_early``, strangers are sent away."""
         events = self._selector.select(deadline.remaining_s())
         epoch.check()
-        if not events:
+        if deadline.has_passed:  # looked at also when something happened: strangers must not hold us up
             names = ", ".join(f"rank {peer}" for peer in missing)
             raise ConnectError(
                 f"no link to {names} within {deadline.seconds:g} s: not started, or stuck?", peer=missing[0]
@@ -104,6 +105,9 @@ class TcpLobby:
         if message is not None:
             self._selector.unregister(hello.connected)
             self._early[message.key, message.rank] = hello.connected
+            if len(self._early) > _MOST_EARLY:
+                oldest = next(iter(self._early))
+                self._early.pop(oldest).close()
 
 
 class _Hello:

@@ -1,8 +1,6 @@
 """The buffers that people keep in an arena: a rank's own, its peers', and those of all."""
 
-import bisect
 import ctypes
-import math
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -117,11 +115,16 @@ def _find(entries: list[_Entry], array: npt.NDArray[np.generic]) -> tuple[Place,
     if not entries or not array.size or not array.flags.writeable:  # what lies here was made here, and can be written
         return None
     address = _address(array)
-    position = bisect.bisect_right(entries, (address, math.inf)) - 1
-    if position < 0 or address + array.nbytes > entries[position].end:
-        return None
-    return entries[position].place, address - entries[position].start
+    for start, end, place in entries:  # few, and in order
+        if start <= address < end:
+            return (place, address - start) if address + array.nbytes <= end else None
+        if address < start:
+            return None
+    return None
 
 
 def _address(array: npt.NDArray[np.generic]) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # seven times as fast as numpy's own ways to ask
+    return _address_of(_first_byte(array.data))  # seven times as fast as numpy's own ways to ask
+
+
+_address_of, _first_byte = ctypes.addressof, ctypes.c_char.from_buffer

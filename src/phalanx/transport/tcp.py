@@ -13,7 +13,7 @@ from phalanx.wire import Address
 
 _ATTEMPT_S = 3.0  # one silent address must not use up the time of the others
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 0.5
-_LOOPBACK_BUFFER_BYTES = 1 << 20  # fits the processor's cache; what the kernel would grow to does not (docs/log.md)
+_LOOPBACK_BUFFER_BYTES = 1 << 21  # fits the processor's cache; what the kernel would grow to does not (docs/log.md)
 
 
 class Listener:
