@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import logging
-import secrets
+import os
 import selectors
 import socket
 import threading
@@ -30,7 +30,7 @@ class Coordinator:
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, size: int | None = None, job: str = "") -> None:
         self._listener = Listener(host, port)
         self.address: Address = self._listener.address
-        self._membership = Membership(size, job, secrets.token_bytes(16))
+        self._membership = Membership(size, job, os.urandom(16))
         self._connections: dict[int, _Connection] = {}
         self._numbers = itertools.count()
         self._selector = selectors.DefaultSelector()

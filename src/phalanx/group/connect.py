@@ -1,7 +1,6 @@
 """Becoming a member of a group."""
 
 import os
-import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -92,7 +91,7 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
     if join.host is not None:
         here += f"/{join.host}"
     if join.over is Over.TCP:
-        here += f"/{uuid.uuid4()}"  # a machine of its own: nobody shares its memory
+        here += f"/{os.urandom(8).hex()}"  # a machine of its own: nobody shares its memory
     return Hello(host=here, addresses=addresses, pid=os.getpid(), rank=join.rank, size=join.size, job=join.job)
 
 

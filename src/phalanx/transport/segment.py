@@ -10,7 +10,6 @@ import mmap
 import os
 import socket
 import sys
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +77,6 @@ def can_share_memory() -> bool:
 def host_identity() -> str:
     """A word that is equal on two ranks only if they can map each other's segments: same boot, namespaces and user."""
     if not can_share_memory():
-        return f"{socket.gethostname()}/{uuid.uuid4()}"
+        return f"{socket.gethostname()}/{os.urandom(8).hex()}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{os.getuid()}"  # noqa: PTH116 - the link itself is the name
