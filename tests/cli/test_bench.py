@@ -36,6 +36,7 @@ def test_json_has_one_object_for_every_system_and_size():
         assert row["vs_gloo"] is None
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_every_figure_and_fits_a_page():
     said = bench("--ranks", "2,3", "--sizes", "4KiB", "--systems", "inplace,tcp")
 

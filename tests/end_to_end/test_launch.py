@@ -60,6 +60,7 @@ def test_a_script_finds_its_group(tmp_path, options):
     ("options", "expected"),
     [([], "((0, 1, 2),)"), (["--hosts", 2], "((0, 1), (2,))"), (["--over", "tcp"], "((0,), (1,), (2,))")],
 )
+@pytest.mark.slow
 def test_options_say_who_shares_memory(tmp_path, options, expected):
     script = write_script(tmp_path, "with phalanx.connect() as group:\n    print(group.hosts)\n")
 
@@ -163,6 +164,7 @@ def test_a_killed_worker_is_named_with_its_signal(tmp_path):
     assert "PeerLost: rank 1 went away" in lines_of(ended.stderr, 0)[-1]
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_notice_a_failure_are_stopped(tmp_path):
     script = write_script(
         tmp_path,
@@ -179,6 +181,7 @@ def test_workers_that_do_not_notice_a_failure_are_stopped(tmp_path):
     assert "rank 1 failed first: it ended with exit code 7" in ended.stderr
 
 
+@pytest.mark.slow
 def test_connecting_twice_is_refused_in_words(tmp_path):
     script = write_script(
         tmp_path,
@@ -209,6 +212,7 @@ def test_a_signal_to_the_launcher_ends_everything(tmp_path, number):
         assert watched.left_after(seconds=5) == []
 
 
+@pytest.mark.slow
 def test_workers_that_ignore_signals_are_killed(tmp_path):
     script = write_script(
         tmp_path,
@@ -229,6 +233,7 @@ def test_workers_that_ignore_signals_are_killed(tmp_path):
         assert watched.left_after(seconds=5) == []
 
 
+@pytest.mark.slow
 def test_children_of_a_worker_end_with_it(tmp_path):
     script = write_script(
         tmp_path,
@@ -287,6 +292,7 @@ def test_alone_a_script_is_a_group_of_one(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "rank 0 of 1: 1\n", "")
 
 
+@pytest.mark.slow
 def test_torchrun_starts_a_group(tmp_path):
     if find_spec("torch") is None:
         pytest.skip("torch is not installed")

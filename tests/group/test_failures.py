@@ -80,7 +80,7 @@ def test_a_rank_killed_on_one_of_two_hosts_is_named_on_both(victim):
 @pytest.mark.parametrize(
     ("over", "hosts"), [("tcp", None), ("arena", None), ("arena", ["a", "a", "b", "b"])], ids=["tcp", "arena", "hosts"]
 )
-@pytest.mark.parametrize("length", [16, 4 * MIB])
+@pytest.mark.parametrize("length", [16, pytest.param(4 * MIB, marks=pytest.mark.slow)])
 def test_a_stopped_rank_is_named_at_the_deadline(over, hosts, length):
     counters, timeout_s, victim = Counters(SIZE), 1.0, 2
 

@@ -25,7 +25,7 @@ DISAGREEMENTS = {
 
 
 @pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("what", DISAGREEMENTS)
 def test_every_rank_hears_of_a_disagreement_in_both_sides_words(what, odd, size, over):
