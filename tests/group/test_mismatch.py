@@ -35,12 +35,22 @@ def test_every_rank_hears_of_a_disagreement_in_both_sides_words(what, odd, size,
         (other if group.rank == odd else usual)(group)
         group.barrier()  # who only sent may learn of it in its next call
 
-    outcomes = World(size, over, timeout_s=10).start(on_rank).outcomes()
+    outcomes = World(size, over, timeout_s=100).start(on_rank).outcomes()  # nobody waits for a deadline
 
     for outcome in outcomes:
         assert outcome.kind == "CollectiveMismatch", outcome
         assert f"rank {odd} is in" in outcome.words, outcome.words
         assert outcome.words.count(" is in ") == 2
+
+
+@pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
+def test_a_rank_with_nothing_learns_at_once_that_others_have_something(over):
+    def on_rank(group):
+        group.all_reduce(np.ones(9 if group.rank == 1 else 0, F32))
+
+    outcomes = World(3, over).start(on_rank).outcomes()
+
+    assert [outcome.kind for outcome in outcomes] == ["CollectiveMismatch"] * 3
 
 
 @pytest.mark.parametrize("over", ["memory", "arena"])

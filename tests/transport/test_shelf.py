@@ -26,14 +26,16 @@ def test_memory_has_the_size_asked_for_and_is_zeroed(shelf):
     assert not array.any()
 
 
-def test_memory_is_used_again_when_its_last_array_is_gone(shelf):
+def test_memory_is_used_again_and_zeroed_when_its_last_array_is_gone(shelf):
     first = shelf.allocate(1000)
+    first[:] = 7
     inode = shelf.locate(first).inode
 
     del first
     second = shelf.allocate(1000)
 
     assert shelf.locate(second).inode == inode
+    assert not second.any()
 
 
 def test_memory_is_not_used_again_while_a_slice_of_it_lives(shelf):
