@@ -117,7 +117,7 @@ def test_a_stall_is_blamed_on_the_rank_that_answers_nobody(stack, coordinator, m
     monkeypatch.setattr("phalanx.coordinator.membership.GRACE_S", 0.75)  # a busy machine may answer late
     call(stack, coordinator, encode(hello(rank=2)))
     clients, epochs = join_all(stack, coordinator, ranks=[0, 1])
-    epochs[1].waiting = Wait((2,), "barrier")
+    epochs[1].begin_wait(Wait((2,), "barrier"))
 
     clients[0].report(Cause.STALLED, 1, "rank 1 did not come")
 
@@ -130,7 +130,7 @@ def test_who_wonders_learns_that_ranks_disagree(stack, coordinator, monkeypatch)
     monkeypatch.setattr("phalanx.coordinator.membership.GRACE_S", 0.75)  # a busy machine may answer late
     _, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
     for rank, words in ((0, "barrier"), (1, "broadcast"), (2, "barrier")):
-        epochs[rank].waiting = Wait((), words, group="world", sequence=5)
+        epochs[rank].begin_wait(Wait((), words, group="world", sequence=5))
 
     epochs[0].wonder()
 

@@ -146,6 +146,26 @@ def test_a_worker_that_exits_gives_its_status(tmp_path):
     assert ended.stderr.endswith("phalanx: rank 2 failed first: it ended with exit code 1\n\nI have had enough\n")
 
 
+def test_a_worker_that_fails_without_a_with_block_tells_the_others_why(tmp_path):
+    script = write_script(
+        tmp_path,
+        """
+        group = phalanx.connect(timeout_s=30)
+        group.barrier()
+        if group.rank == 1:
+            raise ValueError("bad batch 17")
+        try:
+            group.barrier()
+        except phalanx.PeerLost as error:
+            print(error)
+        """,
+    )
+
+    ended = finish([*PHALANX, "run", "-n", 2, script])
+
+    assert "rank 1 failed: ValueError: bad batch 17" in ended.stdout
+
+
 def test_a_killed_worker_is_named_with_its_signal(tmp_path):
     script = write_script(
         tmp_path,
@@ -197,7 +217,7 @@ def test_connecting_twice_is_refused_in_words(tmp_path):
     ended = finish([*PHALANX, "run", "-n", 2, script])
 
     assert ended.returncode == 1
-    assert ended.stderr.endswith("the group is complete: start again with more workers\n")
+    assert ended.stderr.endswith("so keep its group or start the program again\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -239,9 +239,11 @@ def test_arrays_outlive_their_arena():
     seats = [Seat.create()]
     arena = sit_down(seats, 0, (0,))
     array = arena.shelf.allocate(100)
+    descriptor = arena.shelf.locate(array).descriptor
 
+    seats[0].release()
     arena.close()
     array[:] = 1
 
     np.testing.assert_array_equal(array, np.ones(100))
-    assert not os.path.exists(f"/proc/self/fd/{seats[0].board.place.descriptor}")  # noqa: PTH110
+    assert not os.path.exists(f"/proc/self/fd/{descriptor}")  # noqa: PTH110

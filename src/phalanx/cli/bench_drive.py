@@ -33,9 +33,9 @@ def lacking(system: System) -> str | None:
     """What must be installed before ``system`` can be measured here, None if nothing."""
     match system:
         case System.GLOO if importlib.util.find_spec("torch") is None:
-            return "torch is not installed: pip install torch"
+            return f"torch is not installed: {sys.executable} -m pip install torch"
         case System.OPENMPI if importlib.util.find_spec("mpi4py") is None:
-            return "mpi4py is not installed: pip install mpi4py"
+            return f"mpi4py is not installed: {sys.executable} -m pip install mpi4py"
         case System.OPENMPI if shutil.which("mpirun") is None:
             return "mpirun was not found: install Open MPI"
         case System.ARENA | System.INPLACE | System.COPY if not can_share_memory():

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from phalanx.buffers import Array, DType, ReduceOp
+from phalanx.collectives import direct
 from phalanx.collectives.call import Call
 from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Store, as_bytes
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then, length_of
 from phalanx.errors import DeadlineExceeded
 from phalanx.transport import Deadline, Epoch, Link, Wait, wait_for_links
-from phalanx.wire import HEADER_BYTES, Header, Kind, Tag
+from phalanx.wire import HEADER_BYTES, Collective, Header, Kind, Tag
 
 _PATIENCE_S = 1.0
 """How long a rank waits before it asks whether everybody is in the same call."""
@@ -35,6 +37,8 @@ class LinkRunner:
         ``dtype`` is what their elements are, which differs from the call's where sums travel wider or narrower. After
         an error the target's content is undefined and the links are of no further use.
         """
+        if call.signature.count == 0 and call.signature.collective is not Collective.SEND:
+            plan = direct.barrier(self.rank, len(self.links) + 1)  # ranks that have something must notice
         for number, planned in enumerate(plan.rounds):
             tag = Tag(self.epoch.number, call.sequence, number)
             outgoing = self._outgoing(planned, tag, call, source)
@@ -83,6 +87,8 @@ class LinkRunner:
     def _move(self, outgoing: list[Outgoing], sinks: list[Store | Fold], call: Call) -> None:
         """Move everything, waiting only when no link can go on."""
         while outgoing or sinks:
+            if call.deadline.has_passed:  # a peer that trickles must not hold us for ever
+                self._give_up([link.peer for sink in sinks for link in sink.hungry] or [outgoing[0].link.peer], call)
             has_advanced = False
             for each in outgoing:
                 has_advanced |= each.advance()
@@ -95,19 +101,22 @@ class LinkRunner:
 
     def _wait(self, sending: Sequence[Link], receiving: Sequence[Link], call: Call) -> None:
         waiting_for = tuple(link.peer for link in (receiving or sending))
-        self.epoch.waiting = Wait(waiting_for, call, call.group, call.sequence)
+        self.epoch.begin_wait(Wait(waiting_for, call, call.group, call.sequence))
         began = time.perf_counter()
         patience = Deadline.after(_PATIENCE_S)
         if not wait_for_links(sending, receiving, min(patience, call.deadline, key=_moment), self.epoch):
             self.epoch.wonder()  # two ranks that both wait to receive would never learn that they disagree
             if not wait_for_links(sending, receiving, call.deadline, self.epoch):
-                names = " and ".join(f"rank {peer}" for peer in waiting_for)
-                late = f"{names} did not go on with {call} within {call.deadline.seconds:g} s"
-                raise DeadlineExceeded(late, peer=waiting_for[0])
-        self.epoch.waiting = None
+                self._give_up(waiting_for, call)
+        self.epoch.end_wait()
         elapsed = time.perf_counter() - began
         for peer in waiting_for:
             self.waited_s[peer] += elapsed
+
+    def _give_up(self, late: Sequence[int], call: Call) -> NoReturn:
+        names = " and ".join(f"rank {peer}" for peer in late)
+        words = f"{names} did not go on with {call} within {call.deadline.seconds:g} s"
+        raise DeadlineExceeded(words, peer=late[0])
 
 
 def _moment(deadline: Deadline) -> float:

@@ -11,7 +11,7 @@ from phalanx.buffers import Array, DType, ReduceOp, accumulate, even_part, fold
 from phalanx.collectives.call import Call
 from phalanx.collectives.plan import length_of
 from phalanx.collectives.show import Agreement, Cuts, Show, Work
-from phalanx.errors import CollectiveMismatch
+from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.transport import Arena, Epoch, Location, Post
 from phalanx.wire import Signature
 
@@ -74,7 +74,13 @@ class ArenaRunner:
                 shown = [show.read(index, run, turn, arena.index) for index in range(arena.size)]
                 combine(op, dtype, shown, target[run.start : run.start + len(shown[0])])
 
-        show.run(self.open(call, location), lambda: self.meet(call), work)
+        # The same elements may be cut in other places, if ranks have them in other shapes: so the cut is posted, too.
+        agreement = self.open(call, location, (length_of(parts[0]), 0))
+        for rank, post in zip(arena.ranks, agreement.posts, strict=True):
+            if post.target != agreement.posts[arena.index].target:
+                own_rank, ours = arena.ranks[arena.index], f"{call}, first part {length_of(parts[0])}"
+                raise CollectiveMismatch.between(rank, f"{call}, first part {(post.target or (0,))[0]}", own_rank, ours)
+        show.run(agreement, lambda: self.meet(call), work)
 
     def exchange(
         self,
@@ -107,7 +113,11 @@ class ArenaRunner:
         """Zeroed memory that all ranks of the host read and write."""
         shelf = self.arena.shelf
         if self.arena.index == 0:
-            made, segment = shelf.create_shared(size_bytes)
+            try:
+                made, segment = shelf.create_shared(size_bytes)
+            except ConfigError:
+                self.open(call)  # the others wait to hear where it is: nowhere
+                raise
             try:
                 self.open(call, Location(segment.place.descriptor, segment.place.inode, 0))
                 self.meet(call)
@@ -115,7 +125,10 @@ class ArenaRunner:
                 segment.release()  # everybody has mapped it by now, and it lasts as long as the arrays do
             return made
         location = self.open(call).posts[0].source
-        assert location is not None, "the host's first rank always posts where it made the memory"
+        if location is None:
+            raise ConfigError(
+                f"rank {self.arena.ranks[0]} could not have {size_bytes} bytes of shared memory: ask for less"
+            )
         made = shelf.map_shared(0, location, size_bytes)
         self.meet(call)
         return made

@@ -198,8 +198,6 @@ class Team:
     # Over links
 
     def _run(self, plan: Plan, call: Call, source: Array, target: Array) -> None:
-        if call.signature.count == 0:  # nothing to move, but ranks that disagree about that must notice
-            plan = direct.barrier(self.rank, self.size)
         self.links.run(plan, call, source, target, call.signature.dtype, call.signature.op)
 
     def _reduce_over_links(self, call: Call, plan: Plan, algorithm: Algorithm, source: Array, target: Array) -> None:

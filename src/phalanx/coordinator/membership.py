@@ -25,6 +25,9 @@ GRACE_S = 0.25
 """How long an accusation waits for better evidence: the accused rank's own connection to close, or answers to come."""
 
 
+_LONGEST_WORDS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Say:
     """Send ``message`` to the worker behind ``connection``."""
@@ -135,7 +138,7 @@ class Membership:
         if hello.job != self._job:
             return f"this is the coordinator of job {self._job!r}, not of {hello.job!r}"
         if self._is_complete:
-            return "the group is complete: start again with more workers"
+            return "the group is complete: a program connects once, so keep its group or start the program again"
         size = self._size or hello.size
         if size is None:
             return "nobody said how many workers there will be"
@@ -180,7 +183,7 @@ class Membership:
     def _revoke(self, cause: Cause, rank: int, words: str) -> list[Decision]:
         if self._verdict:
             return []
-        self._verdict = Revoked(epoch=self.epoch, cause=cause, rank=rank, words=words)
+        self._verdict = Revoked(epoch=self.epoch, cause=cause, rank=rank, words=words[:_LONGEST_WORDS])
         return [Say(connection, self._verdict) for connection in self._ranks]
 
 

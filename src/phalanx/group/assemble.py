@@ -11,9 +11,6 @@ from phalanx.collectives import Call, Team, Topology
 from phalanx.transport import Arena, Deadline, Epoch, Link, Place, Seat, Switchboard, can_share_memory
 from phalanx.wire import Collective, Signature
 
-SETUP_CALLS = 2
-"""How many calls setting up takes at most; a group's own calls are numbered from here on."""
-
 
 def assemble(
     rank: int,
@@ -68,9 +65,13 @@ def _share_memory(
     """An arena on every host where all ranks can reach each other's memory, and who shares memory then."""
     neighbours = [number for number, host in enumerate(hosts) if host == hosts[apart.rank]]
     seat = Seat.create() if can_share_memory() else None
-    seats = _tell_all(apart, _describe(seat), 1, deadline)
-    arena = _sit_down(seat, apart.rank, neighbours, names, seats)
-    has_arena = _tell_all(apart, np.array([arena is not None], np.int64), 2, deadline)[:, 0]
+    try:
+        seats = _tell_all(apart, _describe(seat), deadline)
+        arena = _sit_down(seat, apart.rank, neighbours, names, seats)
+        has_arena = _tell_all(apart, np.array([arena is not None], np.int64), deadline)[:, 0]
+    finally:
+        if seat:
+            seat.release()  # whoever could map it has done so
     shared: dict[str, list[int]] = {}
     for number, host in enumerate(hosts):
         together = [other for other, its_host in enumerate(hosts) if its_host == host]
@@ -101,12 +102,12 @@ def _sit_down(
     try:
         return Arena(seat, neighbours.index(rank), [names[number] for number in neighbours], boards, results)
     except OSError:  # another user, another container, no such memory: links serve as well
-        seat.release()
         return None
 
 
-def _tell_all(team: Team, words: Array, sequence: int, deadline: Deadline) -> Array:
+def _tell_all(team: Team, words: Array, deadline: Deadline) -> Array:
+    """Every rank's words, by rank; setting up is call 0, so that people's own begin at 1."""
     told = np.zeros((team.size, len(words)), np.int64)
-    call = Call(Signature(Collective.ALL_GATHER, DType.I64, told.size), sequence, deadline)
+    call = Call(Signature(Collective.ALL_GATHER, DType.I64, told.size), 0, deadline)
     team.all_gather(call, words, even_parts(told.size, team.size), told.reshape(-1))
     return told

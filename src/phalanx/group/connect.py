@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from phalanx.coordinator import CoordinatorClient
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, LinkClosed
 from phalanx.group.group import Group, World, make_group
 from phalanx.transport import (
     Deadline,
@@ -82,6 +82,7 @@ def connect(join: Join, switchboard: Switchboard | None = None) -> Group:
         leave = ExitStack()
         group = make_group(world, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close)
         leave.push(undo.pop_all())
+        leave.callback(epoch.revoke, LinkClosed("this group was closed on this side"))
         leave.callback(client.leave)
         return group
 

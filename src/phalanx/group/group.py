@@ -3,6 +3,8 @@
 import atexit
 import copy
 import hashlib
+import os
+import sys
 import time
 import traceback
 from collections import Counter
@@ -10,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
 from phalanx.buffers import Array, DType
 from phalanx.collectives import Call, Choice, Team
 from phalanx.errors import CollectiveMismatch, ConfigError, DeadlineExceeded, LinkClosed, PeerLost, PhalanxError
-from phalanx.group.assemble import SETUP_CALLS, assemble
+from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
 from phalanx.group.line import Line
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
@@ -87,14 +90,16 @@ class Group(Calls):
         self._name = key[:8].hex()
         self._operations = Operations(team)
         self._lines: dict[Channel | None, Line] = {}
-        self._sequences: Counter[Channel | None] = Counter({None: SETUP_CALLS})
-        self._subgroups: Counter[tuple[int, ...]] = Counter()
+        self._sequences: Counter[Channel | None] = Counter()
+        self._subgroups: WeakSet[Group] = WeakSet()
+        self._times_asked: Counter[tuple[int, ...]] = Counter()  # for the same subgroup
+        self._pid = os.getpid()
         self._calls = [0] * (max(Collective) + 1)
         self._seconds = 0.0
         self._failure: PhalanxError | None = None
         self._is_closed = False
         self._afterwards: list[Callable[[], None]] = []
-        atexit.register(self.close)  # a script that just ends leaves its group in good order
+        atexit.register(self._close_at_exit)
 
     @property
     def rank(self) -> int:
@@ -137,11 +142,14 @@ class Group(Calls):
         if self.rank not in wanted:
             raise ConfigError(f"rank {self.rank} is not among {list(wanted)}: only members of a subgroup ask for it")
         self._check_usable()
-        self._subgroups[wanted] += 1
-        key = hashlib.sha256(self._key + repr((wanted, self._subgroups[wanted])).encode()).digest()[:16]
+        self._times_asked[wanted] += 1
+        key = hashlib.sha256(self._key + repr((wanted, self._times_asked[wanted])).encode()).digest()[:16]
         names = [self._names[rank] for rank in wanted]
         seconds = timeout_s or self.timeout_s
-        return make_group(self._world, names, self._names[self.rank], key, Deadline.after(seconds), self.timeout_s)
+        name = self._names[self.rank]
+        subgroup = make_group(self._world, names, name, key, Deadline.after(seconds), self.timeout_s)
+        self._subgroups.add(subgroup)
+        return subgroup
 
     def explain(self, collective: str, nbytes: int) -> Choice:
         """Say how a collective over ``nbytes`` would be carried out, and why: print the answer."""
@@ -157,10 +165,12 @@ class Group(Calls):
 
     def close(self) -> None:
         """Leave the group when what was begun is finished. Closing twice is harmless."""
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:  # a forked child has a copy, and no right to close it
             return
+        for subgroup in list(self._subgroups):
+            subgroup.close()
         self._is_closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         for line in self._lines.values():
             line.close()
         self._leave()
@@ -178,12 +188,15 @@ class Group(Calls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._failure is None and self._world.registry:
-            words = traceback.format_exception_only(error)[-1].strip()
-            failed = f"rank {self._names[self.rank]} failed: {words}"
-            self._world.registry.report(Cause.RAISED, self._names[self.rank], failed)
-            self._world.epoch.revoke(PeerLost(failed, peer=self._names[self.rank]))  # what was begun ends now
+        is_leaving = error is None or (isinstance(error, SystemExit) and not error.code)
+        if not is_leaving and error is not None and self._failure is None and os.getpid() == self._pid:
+            self._give_up(error)
         self.close()
+
+    def _close_at_exit(self) -> None:
+        """Close as a ``with`` block would: a script that just ends leaves in good order, one that failed says why."""
+        error = getattr(sys, "last_value", None)
+        self.__exit__(error and type(error), error, None)
 
     # Doing
 
@@ -210,9 +223,9 @@ class Group(Calls):
         """Do what has come to the head of its line; only there is it known which call it is."""
         began = time.perf_counter()
         channel, signature = operation.channel, operation.signature
+        if self._failure is not None:
+            raise copy.copy(self._failure)
         try:
-            if self._failure is not None:
-                raise copy.copy(self._failure)
             self._world.epoch.check()
             self._sequences[channel] += 1
             call = Call(signature, self._sequences[channel], deadline, "" if channel else self._name)
@@ -221,10 +234,11 @@ class Group(Calls):
             raise
         except PhalanxError as error:
             if self._failure is None:
-                self._failure = self._arbitrate(error)
-            if str(self._failure) == str(error):
-                raise
-            raise copy.copy(self._failure) from None  # the verdict says all there is to know
+                self._failure = arbitrate(error, self._world)
+            raise copy.copy(self._failure) from None  # it says all there is to know: our frames would only hide it
+        except BaseException as error:  # an interrupt, or no memory: half a call was made, and nobody can finish it
+            self._failure = self._give_up(error)
+            raise
         finally:
             self._calls[signature.collective] += 1
             self._seconds += time.perf_counter() - began
@@ -235,16 +249,14 @@ class Group(Calls):
         if self._failure is not None:
             raise copy.copy(self._failure)
 
-    def _arbitrate(self, error: PhalanxError) -> PhalanxError:
-        """Tell the others, and prefer the coordinator's word on who is to blame: it hears all sides."""
-        epoch, registry = self._world.epoch, self._world.registry
-        cause, peer = _cause_of(error), getattr(error, "peer", None)
-        if epoch.error is None and registry and cause and peer is not None:
-            registry.report(cause, peer, str(error))
-            patience = Deadline.after(_VERDICT_S)
-            while epoch.error is None and not patience.has_passed:
-                time.sleep(0.001)
-        return epoch.error or error
+    def _give_up(self, error: BaseException) -> PeerLost:
+        """Tell the others that this rank's own program failed, and end what was begun here."""
+        name = self._names[self.rank]
+        lost = PeerLost(f"rank {name} failed: {traceback.format_exception_only(error)[-1].strip()}", peer=name)
+        if self._world.registry:
+            self._world.registry.report(Cause.RAISED, name, str(lost))
+        self._world.epoch.revoke(lost)
+        return lost
 
 
 def make_group(
@@ -262,8 +274,23 @@ def make_group(
     """
     rank = names.index(name)
     hosts = [world.hosts[each] for each in names]
-    team = assemble(rank, names, hosts, world.switchboard, key, deadline, world.epoch)
+    try:
+        team = assemble(rank, names, hosts, world.switchboard, key, deadline, world.epoch)
+    except PhalanxError as error:
+        raise copy.copy(arbitrate(error, world)) from None
     return Group(world, names, team, key, timeout_s, leave)
+
+
+def arbitrate(error: PhalanxError, world: World) -> PhalanxError:
+    """Tell the others, and prefer the coordinator's word on who is to blame: it hears all sides."""
+    epoch, registry = world.epoch, world.registry
+    cause, peer = _cause_of(error), getattr(error, "peer", None)
+    if epoch.error is None and registry and cause and peer is not None:
+        registry.report(cause, peer, str(error))
+        patience = Deadline.after(_VERDICT_S)
+        while epoch.error is None and not patience.has_passed:
+            time.sleep(0.001)
+    return epoch.error or error
 
 
 def _cause_of(error: PhalanxError) -> Cause | None:

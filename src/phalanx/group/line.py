@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from phalanx.errors import LinkClosed
 from phalanx.transport import Pending
 
 Result = TypeVar("Result")
@@ -39,6 +40,8 @@ class Line:
         """Have ``function`` called when what was asked for before is done; ``what`` says what it does."""
         pending: Pending[Result] = Pending(what)
         with self._arrived:
+            if self._is_closing:
+                raise LinkClosed(f"this group was closed on this side before {what}")
             self._waiting.append((pending, partial(function, *arguments)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -64,3 +67,4 @@ class Line:
             with self._turn:
                 pending.complete(operation)
                 self._waiting.popleft()  # only now: a blocking call must not slip in between
+            del pending, operation  # or their arrays would live until the next call

@@ -93,7 +93,6 @@ class Arena:
         self.ranks = tuple(ranks)
         self.waited_s = dict.fromkeys(ranks, 0.0)
         self.shelf = Shelf([place.pid for place in boards])
-        self._seat = seat
         self._boards = [
             seat.board.memory if position == index else map_segment(place, writable=False)
             for position, place in enumerate(boards)
@@ -161,8 +160,8 @@ class Arena:
         return self._results[turn]
 
     def close(self) -> None:
-        """Give up the names of everything here; arrays that use the memory keep it alive."""
-        self._seat.release()
+        """Say so on the board, and give up the names of what lies here; arrays that use the memory keep it alive."""
+        self._counts[self.index][1] = 1
         self.shelf.close()
 
     def _wait_for(self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object) -> None:
@@ -182,15 +181,15 @@ class Arena:
     def _nap_until(self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object) -> None:
         count, rank, nap_s = self._counts[index], self.ranks[index], _FIRST_NAP_S
         while count[0] < meeting:
-            epoch.waiting = Wait(self._late(meeting), during)
+            epoch.begin_wait(Wait(self._late(meeting), during))
             epoch.check()
-            if rank in epoch.left and count[0] < meeting:
+            if (count[1] or rank in epoch.left) and count[0] < meeting:
                 raise PeerLost(f"rank {rank} left the group before {during}", peer=rank)
             if deadline.has_passed:
                 raise self._overdue(meeting, deadline, during)
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONGEST_NAP_S)
-        epoch.waiting = None
+        epoch.end_wait()
 
     def _late(self, meeting: int) -> tuple[int, ...]:
         return tuple(rank for rank, count in zip(self.ranks, self._counts, strict=True) if count[0] < meeting)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from phalanx.errors import ConfigError
 
+_LONGEST_S = 1_000_000  # eleven days; the system's own calls count milliseconds in 31 bits
+
 
 class Deadline(NamedTuple):
     """A moment after which nobody waits any longer: made once at the API, then handed down."""
@@ -17,8 +19,8 @@ class Deadline(NamedTuple):
     @classmethod
     def after(cls, seconds: float, clock: Callable[[], float] = time.monotonic) -> "Deadline":
         """The moment ``seconds`` from now."""
-        if not seconds > 0:
-            raise ConfigError(f"a deadline must be in the future: give more than 0 seconds, not {seconds}")
+        if not 0 < seconds <= _LONGEST_S:
+            raise ConfigError(f"every wait ends: give more than 0 seconds and at most {_LONGEST_S}, not {seconds}")
         return cls(clock() + seconds, seconds, clock)
 
     @property

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import socket
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ class Epoch:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.waiting: Wait | None = None
+        self._waits: dict[int, Wait] = {}  # by thread: a group may wait in several at once
         self.wonder: Callable[[], None] = lambda: None
         self.left: frozenset[int] = frozenset()
         self.error: PhalanxError | None = None
@@ -41,6 +42,22 @@ class Epoch:
             self.error = error
             with contextlib.suppress(OSError):  # closed meanwhile: then nobody waits
                 self._write_end.send(b"!")
+
+    def begin_wait(self, wait: Wait) -> None:
+        """Say what this thread waits for."""
+        self._waits[threading.get_ident()] = wait
+
+    def end_wait(self) -> None:
+        """Say that this thread waits no longer."""
+        self._waits.pop(threading.get_ident(), None)
+
+    @property
+    def waiting(self) -> Wait | None:
+        """What this rank waits for: the ranks of all its waits, and the words of one, best of a collective."""
+        waits = sorted(self._waits.copy().values(), key=lambda wait: not wait.group)
+        if not waits:
+            return None
+        return waits[0]._replace(ranks=tuple(dict.fromkeys(rank for wait in waits for rank in wait.ranks)))
 
     def leave(self, rank: int) -> None:
         """Know that ``rank`` closed its group: only who still waits for it has a reason to stop."""

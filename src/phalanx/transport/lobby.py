@@ -3,10 +3,11 @@
 import logging
 import selectors
 import socket
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from phalanx.errors import BadFrame, ConnectError, PhalanxError
+from phalanx.errors import BadFrame, ConnectError, PeerLost, PhalanxError
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
 from phalanx.transport.link import Link
@@ -34,25 +35,32 @@ class TcpLobby:
         self._addresses = addresses
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        self._one_at_a_time = threading.Lock()
         self._early: dict[tuple[bytes, int], socket.socket] = {}  # they ask for a group this rank has not come to yet
 
     def links(self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
         """A link to each of ``peers``, who ask for ``rank`` with the same key."""
+        with self._one_at_a_time:
+            return self._link_all(key, rank, peers, deadline, epoch)
+
+    def _link_all(
+        self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch
+    ) -> dict[int, Link]:
         hello = encode(LinkHello(epoch=epoch.number, rank=rank, key=key))
         linked: dict[int, Link] = {}
         self._selector.register(epoch, selectors.EVENT_READ)
         try:
             for peer in (peer for peer in peers if peer < rank):
                 called = connect(self._addresses[peer], deadline, whom=f"rank {peer}", peer=peer, epoch=epoch)
-                called.sendall(hello)
                 self._listen_to(called, f"rank {peer}")
+                _say(called, hello, peer)
             while missing := [peer for peer in peers if peer not in linked]:
                 for peer in missing:
                     if (key, peer) in self._early:
                         arrived = self._early.pop((key, peer))
                         linked[peer] = StreamLink(arrived, peer)
                         if peer > rank:
-                            arrived.sendall(hello)  # the first thing we say on this socket, so there is room for it
+                            _say(arrived, hello, peer)
                 if not all(peer in linked for peer in missing):
                     self._hear_hellos(deadline, missing, epoch)
         except BaseException:
@@ -108,6 +116,13 @@ class TcpLobby:
             if len(self._early) > _MOST_EARLY:
                 oldest = next(iter(self._early))
                 self._early.pop(oldest).close()
+
+
+def _say(connected: socket.socket, hello: bytes, peer: int) -> None:
+    try:
+        connected.sendall(hello)  # the first thing we say on this socket, so there is room for it
+    except OSError as error:
+        raise PeerLost(f"rank {peer} hung up while the group was forming: {error.strerror}", peer=peer) from error
 
 
 class _Hello:

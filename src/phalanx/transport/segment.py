@@ -10,7 +10,9 @@ import mmap
 import os
 import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
+from errno import EMFILE, ENFILE
 from pathlib import Path
 
 from phalanx.errors import ConfigError
@@ -38,15 +40,18 @@ class Segment:
     def create(cls, size_bytes: int) -> "Segment":
         """Fresh zeroed memory of at least ``size_bytes``, rounded up to whole pages."""
         size = max(1, -(-size_bytes // PAGE_BYTES)) * PAGE_BYTES
-        descriptor = os.memfd_create("phalanx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(descriptor, size)
-            # Sealed: a peer that shrank it would kill every reader with SIGBUS.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            memory = mmap.mmap(descriptor, size)
-        except OSError as error:
-            os.close(descriptor)
-            raise ConfigError(f"cannot have {size} bytes of shared memory: {error.strerror}; ask for less") from error
+        with ExitStack() as undo:
+            try:
+                descriptor = os.memfd_create("phalanx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                undo.callback(os.close, descriptor)
+                os.ftruncate(descriptor, size)
+                # Sealed: a peer that shrank it would kill every reader with SIGBUS.
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+                memory = mmap.mmap(descriptor, size)
+            except OSError as error:
+                advice = "keep buffers and use them again" if error.errno in (EMFILE, ENFILE) else "ask for less"
+                raise ConfigError(f"cannot have {size} bytes of shared memory: {error.strerror}; {advice}") from error
+            undo.pop_all()
         return cls(Place(os.getpid(), descriptor, os.fstat(descriptor).st_ino), memory)
 
     def release(self) -> None:

@@ -41,16 +41,18 @@ class Shelf:
     def allocate(self, size_bytes: int) -> Bytes:
         """Memory of this rank that its peers can read without a copy.
 
-        When the last array that uses it is gone, it is kept for the next request of its size.
+        When the last array that uses it is gone, it is kept for the next request of about its size.
         """
-        kept = self._unused.setdefault(size_bytes, [])
+        rounded = 1 << max(0, size_bytes - 1).bit_length()  # few different sizes, and untouched pages cost nothing
+        kept = self._unused.setdefault(rounded, [])
         if kept:
             segment = kept.pop()
-            segment.memory[:] = bytes(len(segment.memory))
+            whole = np.frombuffer(segment.memory, np.uint8)
+            whole[:size_bytes] = 0
         else:
-            segment = Segment.create(size_bytes)
+            segment = Segment.create(rounded)
             self._held.append(segment)
-        whole = np.frombuffer(segment.memory, np.uint8)
+            whole = np.frombuffer(segment.memory, np.uint8)
         self._own = _with(self._own, _entry(whole, segment.place))
         weakref.finalize(whole, kept.append, segment)
         return whole[:size_bytes]
