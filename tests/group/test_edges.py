@@ -2,16 +2,23 @@
 
 import atexit
 import os
+import signal
 import sys
 import threading
+import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from group_counters import Counters
 
 from phalanx.errors import ConfigError, LinkClosed, PeerLost, PhalanxError
-from phalanx.group.operations import Operations
-from phalanx.testing import FaultyLink, World
+from phalanx.group import assemble
+from phalanx.group.group import World as GroupWorld
+from phalanx.group.group import make_group
+from phalanx.testing import World
+from phalanx.transport import Deadline, Epoch
 
 F32 = np.float32
 
@@ -22,14 +29,33 @@ def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+class HeldBack:
+    """A link that takes nothing for the first seconds, longer than ranks wait before they compare what they are in."""
+
+    def __init__(self, link):
+        self._link = link
+        self._until = None
+        self.peer, self.receive_nowait, self.fileno, self.close = (
+            link.peer,
+            link.receive_nowait,
+            link.fileno,
+            link.close,
+        )
+
+    def send_nowait(self, data):
+        now = time.monotonic()
+        self._until = self._until or now + 2.0
+        return self._link.send_nowait(data) if now > self._until else 0
+
+
 def test_a_slow_link_is_no_disagreement_between_the_halves_of_an_unequal_gather():
-    def hold_back(rank, link):
-        return FaultyLink(link, seed=4, delay_s=2.5) if (rank, link.peer) == (2, 0) else link
+    def wrap(rank, link):
+        return HeldBack(link) if (rank, link.peer) == (2, 0) else link
 
     def on_rank(group):
         return [part.tolist() for part in group.all_gather_unequal(np.arange(group.rank, dtype=F32))]
 
-    assert World(3, wrap=hold_back).run(on_rank) == [[[], [0], [0, 1]]] * 3
+    assert World(3, wrap=wrap).run(on_rank) == [[[], [0], [0, 1]]] * 3
 
 
 @each_world
@@ -67,13 +93,17 @@ def test_equal_counts_in_other_shapes_are_a_disagreement_where_rows_are_cut(over
 
 @each_world
 def test_a_closed_subgroup_is_named_to_those_who_wait_in_it(over):
+    seen = threading.Event()
+
     def on_rank(group):
         team = group.subgroup([0, 1])
         if group.rank == 0:
             team.close()
+            seen.wait(20)  # the group itself stays
             return None
         with pytest.raises(PeerLost) as caught:
-            team.barrier()
+            team.barrier(timeout_s=5)
+        seen.set()
         return caught.value.peer
 
     assert World(2, over).run(on_rank) == [None, 0]
@@ -156,38 +186,59 @@ def test_a_wait_without_an_end_is_refused(timeout_s):
     World(1).run(on_rank)
 
 
-@pytest.mark.parametrize("over", ["tcp", "arena"])
-def test_a_rank_that_dies_while_the_group_forms_is_named(over, monkeypatch):
-    victim = 2
-    made = Operations.__init__
+def test_while_a_group_forms_the_coordinators_word_is_preferred_to_what_a_link_shows():
+    epoch = Epoch(1)
 
-    def die_or_go_on(operations, team):
-        if team.rank == victim:
-            os.kill(os.getpid(), 9)
-        made(operations, team)
+    class Switchboard:
+        def links(self, *_):
+            raise PeerLost("rank 1 closed its connection", peer=1)  # since it heard before us that rank 2 is dead
 
-    monkeypatch.setattr(Operations, "__init__", die_or_go_on)
+    class Registry:
+        def report(self, cause, rank, words):
+            epoch.revoke(PeerLost("rank 2 went away", peer=2))
 
-    outcomes = World(4, over, processes=True).start(lambda group: group.barrier()).outcomes()
+    with closing(epoch), pytest.raises(PeerLost, match="rank 2 went away"):
+        make_group(
+            GroupWorld(Switchboard(), epoch, Registry(), ["a"] * 3), [0, 1, 2], 0, bytes(16), Deadline.after(9), 9.0
+        )
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_dies_while_the_group_forms_is_named(victim, monkeypatch):
+    describe, parent = assemble._describe, os.getpid()
+
+    def die_or_go_on(seat):
+        if os.getpid() != parent and ranks.values[victim] == os.getpid():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return describe(seat)
+
+    def join(world, rank, *arguments):
+        ranks.values[rank] = os.getpid()
+        return joined(world, rank, *arguments)
+
+    ranks, joined = Counters(4), World.join
+    monkeypatch.setattr(assemble, "_describe", die_or_go_on)
+    monkeypatch.setattr(World, "join", join)
+
+    outcomes = World(4, "arena", processes=True).start(lambda group: group.barrier()).outcomes()
 
     assert [(outcome.kind, outcome.peer) for outcome in outcomes] == [("PeerLost", victim)] * 3
 
 
 def test_a_wait_in_one_thread_does_not_hide_what_another_waits_for():
-    asleep = threading.Event()
+    asleep = threading.Event()  # never set
 
     def on_rank(group):
         if group.rank == 0:
-            asleep.wait(2.0)  # never set: it holds everybody up
-        if group.rank == 1:
-            received = group.recv_nowait(np.zeros(1), 2)
-            group.send_nowait(np.zeros(1), 2)
-        if group.rank == 2:
+            asleep.wait(2.0)  # it holds everybody up
+        elif group.rank == 3:
+            asleep.wait(0.2)
             group.send(np.zeros(1), 1)
-            group.recv(np.zeros(1), 1)
-        group.broadcast(np.zeros(8, F32), 0, timeout_s=0.5)
-        return received
+            group.send(np.zeros(1), 2)
+        else:
+            group.recv_nowait(np.zeros(1), 3)  # done while this rank waits for the broadcast
+        group.broadcast(np.zeros(8, F32), 0, timeout_s=0.5 if group.rank == 3 else 20)
 
-    outcomes = World(3, "tcp").start(on_rank).outcomes()
+    outcomes = World(4, "tcp").start(on_rank).outcomes()
 
-    assert {(outcome.kind, outcome.peer) for outcome in outcomes[1:]} == {("DeadlineExceeded", 0)}
+    assert {(outcome.kind, outcome.peer) for outcome in outcomes} == {("DeadlineExceeded", 0)}

@@ -1,10 +1,10 @@
 """Real kills, real stops: every survivor learns who it was, and nobody waits for ever."""
 
-import mmap
 import time
 
 import numpy as np
 import pytest
+from group_counters import Counters
 
 from phalanx.errors import PhalanxError
 from phalanx.testing import World
@@ -13,19 +13,6 @@ MIB = 1 << 20
 SIZE = 4
 
 each_world = pytest.mark.parametrize("over", ["tcp", "arena"])
-
-
-class Counters:
-    """How far every rank has come, seen by all processes."""
-
-    def __init__(self, size):
-        self._memory = mmap.mmap(-1, 8 * size)
-        self.values = memoryview(self._memory).cast("Q")
-
-    def wait_until_all_reach(self, count):
-        deadline = time.monotonic() + 30
-        while min(self.values) < count:
-            assert time.monotonic() < deadline, f"ranks only came to {list(self.values)}"
 
 
 def keep_reducing(counters, length):
