@@ -67,6 +67,7 @@ def test_an_interrupted_call_ends_the_group_instead_of_mixing_calls_up(over, mon
 
     def on_rank(group):
         errors = []
+        group.barrier()
         for _ in range(2):
             try:
                 group.all_reduce(np.ones(4, F32))
@@ -194,7 +195,7 @@ def test_while_a_group_forms_the_coordinators_word_is_preferred_to_what_a_link_s
             raise PeerLost("rank 1 closed its connection", peer=1)  # since it heard before us that rank 2 is dead
 
     class Registry:
-        def report(self, cause, rank, words):
+        def report(self, *_):
             epoch.revoke(PeerLost("rank 2 went away", peer=2))
 
     with closing(epoch), pytest.raises(PeerLost, match="rank 2 went away"):
