@@ -15,8 +15,8 @@ from group_counters import Counters
 
 from phalanx.errors import ConfigError, LinkClosed, PeerLost, PhalanxError
 from phalanx.group import assemble
-from phalanx.group.group import World as GroupWorld
 from phalanx.group.group import make_group
+from phalanx.group.world import World as GroupWorld
 from phalanx.testing import World
 from phalanx.transport import Deadline, Epoch
 

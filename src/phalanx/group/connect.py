@@ -7,7 +7,8 @@ from enum import Enum
 
 from phalanx.coordinator import CoordinatorClient
 from phalanx.errors import ConfigError, LinkClosed
-from phalanx.group.group import Group, World, make_group
+from phalanx.group.group import Group, make_group
+from phalanx.group.world import World
 from phalanx.transport import (
     Deadline,
     Epoch,

@@ -11,44 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 
 from phalanx.buffers import Array, DType
 from phalanx.collectives import Call, Choice, Team
-from phalanx.errors import CollectiveMismatch, ConfigError, DeadlineExceeded, LinkClosed, PeerLost, PhalanxError
+from phalanx.errors import ConfigError, LinkClosed, PeerLost, PhalanxError
 from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
 from phalanx.group.line import Line
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
-from phalanx.transport import Deadline, Epoch, Pending, Switchboard
+from phalanx.group.world import World, arbitrate
+from phalanx.transport import Deadline, Pending
 from phalanx.wire import Cause, Collective
 
 Result = TypeVar("Result")
-
-_VERDICT_S = 0.75  # how long a call that failed waits to hear from the coordinator who is really to blame
-
-
-class Registry(Protocol):
-    """Where a rank says that it cannot go on, and that it goes."""
-
-    def report(self, cause: Cause, rank: int, words: str) -> None:
-        """Tell everybody why this rank cannot go on."""
-
-    def leave(self) -> None:
-        """Go, without anybody else having to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a group has in common with its subgroups; ``hosts`` says where each rank of the world runs."""
-
-    switchboard: Switchboard
-    epoch: Epoch
-    registry: Registry | None
-    hosts: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,27 +258,3 @@ def make_group(
     except PhalanxError as error:
         raise copy.copy(arbitrate(error, world)) from None
     return Group(world, names, team, key, timeout_s, leave)
-
-
-def arbitrate(error: PhalanxError, world: World) -> PhalanxError:
-    """Tell the others, and prefer the coordinator's word on who is to blame: it hears all sides."""
-    epoch, registry = world.epoch, world.registry
-    cause, peer = _cause_of(error), getattr(error, "peer", None)
-    if epoch.error is None and registry and cause and peer is not None:
-        registry.report(cause, peer, str(error))
-        patience = Deadline.after(_VERDICT_S)
-        while epoch.error is None and not patience.has_passed:
-            time.sleep(0.001)
-    return epoch.error or error
-
-
-def _cause_of(error: PhalanxError) -> Cause | None:
-    match error:
-        case CollectiveMismatch():
-            return Cause.DISAGREED
-        case DeadlineExceeded():
-            return Cause.STALLED
-        case PeerLost():
-            return Cause.LOST
-        case _:
-            return None

@@ -1,0 +1,56 @@
+"""What a group has in common with its subgroups, and asking who is to blame when a call fails."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from phalanx.errors import CollectiveMismatch, DeadlineExceeded, PeerLost, PhalanxError
+from phalanx.transport import Deadline, Epoch, Switchboard
+from phalanx.wire import Cause
+
+_VERDICT_S = 0.75  # how long a call that failed waits to hear from the coordinator who is really to blame
+
+
+class Registry(Protocol):
+    """Where a rank says that it cannot go on, and that it goes."""
+
+    def report(self, cause: Cause, rank: int, words: str) -> None:
+        """Tell everybody why this rank cannot go on."""
+
+    def leave(self) -> None:
+        """Go, without anybody else having to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a group has in common with its subgroups; ``hosts`` says where each rank of the world runs."""
+
+    switchboard: Switchboard
+    epoch: Epoch
+    registry: Registry | None
+    hosts: Sequence[str]
+
+
+def arbitrate(error: PhalanxError, world: World) -> PhalanxError:
+    """Tell the others, and prefer the coordinator's word on who is to blame: it hears all sides."""
+    epoch, registry = world.epoch, world.registry
+    cause, peer = _cause_of(error), getattr(error, "peer", None)
+    if epoch.error is None and registry and cause and peer is not None:
+        registry.report(cause, peer, str(error))
+        patience = Deadline.after(_VERDICT_S)
+        while epoch.error is None and not patience.has_passed:
+            time.sleep(0.001)
+    return epoch.error or error
+
+
+def _cause_of(error: PhalanxError) -> Cause | None:
+    match error:
+        case CollectiveMismatch():
+            return Cause.DISAGREED
+        case DeadlineExceeded():
+            return Cause.STALLED
+        case PeerLost():
+            return Cause.LOST
+        case _:
+            return None
