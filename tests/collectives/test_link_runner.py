@@ -8,7 +8,7 @@ import pytest
 from phalanx.buffers import DType, ReduceOp, even_parts
 from phalanx.collectives import Call, LinkRunner, direct, pair, ring, star, tree
 from phalanx.transport import Deadline, Epoch, MemorySwitchboard
-from phalanx.wire import Collective, Signature
+from phalanx.wire import HEADER_BYTES, Collective, Signature
 
 PLANS = {
     "direct": lambda rank, size, length: direct.all_reduce(rank, even_parts(length, size)),
@@ -19,8 +19,8 @@ PLANS = {
 }
 
 
-def all_reduce(make_plan, size, length, op):
-    """Every rank's result, each rank a thread with links to all the others."""
+def on_every_rank(size, work):
+    """What ``work(runner, deadline)`` returns on every rank, each rank a thread with links to all the others."""
     switchboard, results, failures = MemorySwitchboard(), {}, []
 
     def live(rank):
@@ -29,10 +29,7 @@ def all_reduce(make_plan, size, length, op):
             links = switchboard.links(
                 bytes(16), rank, [other for other in range(size) if other != rank], deadline, epoch
             )
-            buffer = np.arange(length, dtype=np.float64) * (rank + 1)
-            call = Call(Signature(Collective.ALL_REDUCE, DType.F64, length, op), 1, deadline)
-            LinkRunner(rank, links, epoch, rank).run(make_plan(rank, size, length), call, buffer, buffer, DType.F64, op)
-            results[rank] = buffer
+            results[rank] = work(LinkRunner(rank, links, epoch, rank), deadline)
             for link in links.values():
                 link.close()
         except BaseException as error:  # noqa: BLE001 - a thread cannot raise it where the test is
@@ -47,6 +44,31 @@ def all_reduce(make_plan, size, length, op):
         thread.join()
     assert not failures
     return results
+
+
+def all_reduce(make_plan, size, length, op):
+    def work(runner, deadline):
+        buffer = np.arange(length, dtype=np.float64) * (runner.rank + 1)
+        call = Call(Signature(Collective.ALL_REDUCE, DType.F64, length, op), 1, deadline)
+        runner.run(make_plan(runner.rank, size, length), call, buffer, buffer, DType.F64, op)
+        return buffer
+
+    return on_every_rank(size, work)
+
+
+@pytest.mark.parametrize("make_plan", [direct.barrier, tree.barrier])
+def test_a_barrier_sends_the_empty_messages_of_its_plan(make_plan):
+    size, nothing = 5, np.empty(0, np.uint8)
+
+    def work(runner, deadline):
+        call = Call(Signature(Collective.BARRIER, DType.U8, 0), 1, deadline)
+        runner.run(make_plan(runner.rank, size), call, nothing, nothing, DType.U8)
+        return runner.bytes_sent // HEADER_BYTES
+
+    sent = on_every_rank(size, work)
+
+    for rank in range(size):
+        assert sent[rank] == sum(len(each.sends) for each in make_plan(rank, size).rounds)
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX])

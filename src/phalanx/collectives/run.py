@@ -16,6 +16,9 @@ from phalanx.wire import HEADER_BYTES, Collective, Header, Kind, Tag
 _PATIENCE_S = 1.0
 """How long a rank waits before it asks whether everybody is in the same call."""
 
+_EMPTY_BY_PLAN = (Collective.BARRIER, Collective.SEND)
+"""Their plans have messages without content; all others leave such messages out."""
+
 
 class LinkRunner:
     """Carries out the plans of one rank over its links, and counts what that cost."""
@@ -37,7 +40,7 @@ class LinkRunner:
         ``dtype`` is what their elements are, which differs from the call's where sums travel wider or narrower. After
         an error the target's content is undefined and the links are of no further use.
         """
-        if call.signature.count == 0 and call.signature.collective is not Collective.SEND:
+        if call.signature.count == 0 and call.signature.collective not in _EMPTY_BY_PLAN:
             plan = direct.barrier(self.rank, len(self.links) + 1)  # ranks that have something must notice
         for number, planned in enumerate(plan.rounds):
             tag = Tag(self.epoch.number, call.sequence, number)
