@@ -2,18 +2,25 @@
 
 from phalanx.buffers import DType, ReduceOp
 from phalanx.errors import (
+    AuthError,
     BadFrame,
     CollectiveMismatch,
     ConfigError,
     ConnectError,
     DeadlineExceeded,
+    EpochChanged,
+    Evicted,
+    Halted,
     JoinRefused,
     LinkClosed,
     MembershipError,
+    NonFiniteGradient,
     PeerLost,
     PhalanxError,
     ProtocolError,
+    RemoteError,
     TransportError,
+    WeightsDiverged,
 )
 from phalanx.group import Group, Statistics
 from phalanx.launch import connect
@@ -22,23 +29,30 @@ from phalanx.transport import Pending
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuthError",
     "BadFrame",
     "CollectiveMismatch",
     "ConfigError",
     "ConnectError",
     "DType",
     "DeadlineExceeded",
+    "EpochChanged",
+    "Evicted",
     "Group",
+    "Halted",
     "JoinRefused",
     "LinkClosed",
     "MembershipError",
+    "NonFiniteGradient",
     "PeerLost",
     "Pending",
     "PhalanxError",
     "ProtocolError",
     "ReduceOp",
+    "RemoteError",
     "Statistics",
     "TransportError",
+    "WeightsDiverged",
     "__version__",
     "connect",
 ]

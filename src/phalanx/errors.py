@@ -64,3 +64,36 @@ class MembershipError(PhalanxError):
 
 class JoinRefused(MembershipError):  # noqa: N818
     """The coordinator did not let this rank in; the message says why."""
+
+
+class AuthError(MembershipError):
+    """The token is wrong or missing; the message says on which side."""
+
+
+class EpochChanged(MembershipError):  # noqa: N818
+    """The group has changed: do the step again in the new one."""
+
+
+class Evicted(MembershipError):  # noqa: N818
+    """The coordinator has given this rank up: join again."""
+
+
+class Halted(PhalanxError):  # noqa: N818
+    """Training stopped everywhere, at one step, on purpose. ``step`` is that step; ``rank`` caused it, if one did."""
+
+    def __init__(self, message: str, *, step: int, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.rank = rank
+
+
+class NonFiniteGradient(Halted):
+    """A gradient is not finite; the message names where. Weights are untouched: look at those samples."""
+
+
+class WeightsDiverged(Halted):
+    """A rank's weights differ from the others': its memory, its build or its program is not like theirs."""
+
+
+class RemoteError(Halted):
+    """Another rank's program failed; the message has its traceback."""

@@ -1,62 +1,34 @@
+"""Groups that take no steps: joining, leaving and being lost."""
+
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from coordinator_play import Play, only, plain_group, plain_hello, recorded, told, waiting
 
-from phalanx.coordinator import Drop, Membership, Say, blame
-from phalanx.coordinator.membership import GRACE_S
+from phalanx.coordinator.decision import Drop, Say
 from phalanx.wire import (
-    Address,
-    Ask,
+    Beat,
     Cause,
+    Done,
+    Evict,
     Failed,
-    Hello,
+    Heard,
     Leave,
     Left,
     LinkHello,
     Refused,
     Revoked,
-    Waiting,
     Welcome,
     Wonder,
 )
 
-KEY = bytes(range(16))
-JOB = "night"
-
-
-def hello(rank=None, size=None, job=JOB, pid=1):
-    return Hello(host="anvil", addresses=(Address("10.0.0.7", 4000 + pid),), pid=pid, rank=rank, size=size, job=job)
-
-
-def waiting(*ranks, words="barrier", sequence=7):
-    return Waiting(ranks=ranks, group="world", sequence=sequence, words=words)
-
-
-def formed(size=3):
-    """A complete group, where rank r is behind connection 10 + r."""
-    membership = Membership(size, JOB, KEY)
-    for rank in range(size):
-        membership.hear(10 + rank, hello(rank), now=0.0)
-    return membership
-
-
-def to_ranks(decisions):
-    """What each rank is told."""
-    return {decision.connection - 10: decision.message for decision in decisions}
-
-
-def verdict(decisions):
-    """The one Revoked that everybody is told."""
-    (found,) = {decision.message for decision in decisions}
-    assert isinstance(found, Revoked)
-    return found
+KEY = bytes(16)
 
 
 def refusal(decisions, connection):
     said, dropped = decisions
-    assert (said.connection, dropped) == (connection, Drop(connection))
+    assert said.to == (connection,)
+    assert dropped == Drop(connection, f"it was refused: {said.message.reason}")
     assert isinstance(said.message, Refused)
     return said.message.reason
 
@@ -65,25 +37,26 @@ def refusal(decisions, connection):
 
 
 def test_nobody_is_welcome_before_everybody_has_come():
-    membership = Membership(3, JOB, KEY)
+    play = Play(3)
 
-    assert membership.hear(0, hello(), now=0.0) == []
-    assert membership.hear(1, hello(), now=0.0) == []
-    assert len(membership.hear(2, hello(), now=0.0)) == 3
+    first = play.say(0, plain_hello())
+    second = play.say(1, plain_hello())
+    third = play.say(2, plain_hello())
+
+    assert (first, second) == ([Say((0,), Heard(5.0))], [Say((1,), Heard(5.0))])
+    assert set(told(third, Welcome)) == {0, 1, 2}
 
 
 def test_everybody_is_told_the_same_and_its_own_rank():
-    membership = Membership(2, JOB, KEY)
-    membership.hear(7, hello(pid=70), now=0.0)
+    play = Play(2)
+    play.say(7, plain_hello(pid=70))
 
-    decisions = membership.hear(8, hello(pid=80), now=0.0)
+    welcomes = told(play.say(8, plain_hello(pid=80)), Welcome)
 
-    welcomes = {decision.connection: decision.message for decision in decisions}
-    assert all(isinstance(welcome, Welcome) for welcome in welcomes.values())
     assert {connection: welcome.rank for connection, welcome in welcomes.items()} == {7: 0, 8: 1}
     assert welcomes[7].members == welcomes[8].members
     assert [(member.rank, member.pid) for member in welcomes[7].members] == [(0, 70), (1, 80)]
-    assert {(welcome.epoch, welcome.key) for welcome in welcomes.values()} == {(1, KEY)}
+    assert len({(welcome.epoch, welcome.key) for welcome in welcomes.values()}) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,353 +70,225 @@ def test_everybody_is_told_the_same_and_its_own_rank():
     ],
 )
 def test_who_asks_for_a_rank_gets_it_and_the_others_come_in_order(asked, given_ranks):
-    membership = Membership(3, JOB, KEY)
+    play = Play(3)
 
-    decisions = [
-        decision
-        for connection, rank in enumerate(asked)
-        for decision in membership.hear(connection, hello(rank), now=0.0)
-    ]
+    decisions = [each for connection, rank in enumerate(asked) for each in play.say(connection, plain_hello(rank))]
 
-    assert [decision.message.rank for decision in sorted(decisions, key=lambda each: each.connection)] == given_ranks
+    welcomes = told(decisions, Welcome)
+    assert [welcomes[connection].rank for connection in range(3)] == given_ranks
+
+
+def test_the_order_of_hellos_does_not_change_who_gets_which_rank():
+    for order in itertools.permutations(range(3)):
+        play = Play(3)
+
+        decisions = [each for rank in order for each in play.say(rank, plain_hello(rank))]
+
+        assert {rank: welcome.rank for rank, welcome in told(decisions, Welcome).items()} == {0: 0, 1: 1, 2: 2}
 
 
 def test_the_first_worker_may_say_how_many_there_will_be():
-    membership = Membership(None, JOB, KEY)
+    play = Play()
 
-    membership.hear(0, hello(size=2), now=0.0)
+    play.say(0, plain_hello(size=2))
 
-    assert len(membership.hear(1, hello(), now=0.0)) == 2
+    assert set(told(play.say(1, plain_hello()), Welcome)) == {0, 1}
+
+
+def test_the_first_worker_of_a_second_group_says_it_anew():
+    play = Play()
+    play.say(0, plain_hello(size=1))
+    play.say(0, Leave())
+
+    play.say(1, plain_hello(size=2))
+
+    assert set(told(play.say(2, plain_hello(size=2)), Welcome)) == {1, 2}
 
 
 @pytest.mark.parametrize(
     ("size", "before", "late", "reason"),
     [
-        (2, [], hello(job="day"), "this is the coordinator of job 'night', not of 'day'"),
-        (2, [hello(0)], hello(0), "rank 0 is taken"),
-        (2, [], hello(2), "there is no rank 2 among 2 workers"),
-        (2, [], hello(size=3), "you expect 3 workers, the others 2"),
-        (None, [hello(size=3)], hello(size=2), "you expect 2 workers, the others 3"),
-        (None, [], hello(), "nobody said how many workers there will be"),
-        (2, [hello(), hello()], hello(), "the group is complete"),
+        (
+            2,
+            [],
+            plain_hello(job="day"),
+            "this is the coordinator of job 'night', not of 'day': look for yours at another address",
+        ),
+        (
+            2,
+            [plain_hello(0, job="night")],
+            plain_hello(0, job="night"),
+            "rank 0 is taken: ask for another one, or for none",
+        ),
+        (2, [], plain_hello(2, job="night"), "there is no rank 2 among 2 workers: ask for a lower one, or for none"),
+        (
+            2,
+            [],
+            plain_hello(size=3, job="night"),
+            "you expect 3 workers, the others 2: start all with the same number",
+        ),
+        (
+            None,
+            [plain_hello(size=3, job="night")],
+            plain_hello(size=2, job="night"),
+            "you expect 2 workers, the others 3: start all with the same number",
+        ),
+        (
+            None,
+            [],
+            plain_hello(job="night"),
+            "nobody said how many workers there will be: tell the coordinator, or this worker, how many",
+        ),
+        (
+            2,
+            [plain_hello(job="night")] * 2,
+            plain_hello(job="night"),
+            "the group is complete: a program connects once, so keep its group or start the program again",
+        ),
     ],
 )
 def test_who_does_not_fit_is_refused_with_the_reason(size, before, late, reason):
-    membership = Membership(size, JOB, KEY)
+    play = Play(size, job="night")
     for connection, message in enumerate(before):
-        membership.hear(connection, message, now=0.0)
+        play.say(connection, message)
 
-    decisions = membership.hear(9, late, now=0.0)
+    decisions = play.say(9, late)
 
-    assert reason in refusal(decisions, 9)
+    assert refusal(decisions, 9) == reason
 
 
 def test_a_refused_worker_does_not_count():
-    membership = Membership(2, JOB, KEY)
-    membership.hear(0, hello(0), now=0.0)
-    membership.hear(1, hello(0), now=0.0)
-    membership.hang_up(1)
+    play = Play(2)
+    play.say(0, plain_hello(0))
+    play.say(1, plain_hello(0))
 
-    decisions = membership.hear(2, hello(), now=0.0)
+    decisions = play.say(2, plain_hello())
 
-    assert {decision.connection for decision in decisions} == {0, 2}
+    assert set(told(decisions, Welcome)) == {0, 2}
 
 
 def test_who_hangs_up_while_joining_makes_room():
-    membership = Membership(2, JOB, KEY)
-    membership.hear(0, hello(0), now=0.0)
+    play = Play(2)
+    play.say(0, plain_hello(0))
 
-    assert membership.hang_up(0) == []
+    gone = play.hang_up(0)
 
-    membership.hear(1, hello(0), now=0.0)
-    assert len(membership.hear(2, hello(1), now=0.0)) == 2
+    assert gone == []
+    play.say(1, plain_hello(0))
+    assert set(told(play.say(2, plain_hello(1)), Welcome)) == {1, 2}
 
 
-@pytest.mark.parametrize("message", [Leave(), waiting(), Wonder(), Failed(Cause.LOST, 0, "gone"), LinkHello(1, 0, KEY)])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Leave(),
+        Beat(),
+        waiting(),
+        Wonder(),
+        Failed(1, Cause.LOST, 0, "gone"),
+        LinkHello(1, 0, KEY),
+        Done(1, 0, 0.0, b""),
+    ],
+)
 def test_who_does_not_say_hello_first_is_refused(message):
-    assert refusal(formed().hear(99, message, now=0.0), 99) == "say hello first"
-
-
-def test_nobody_joins_after_the_epoch_was_revoked():
-    membership = formed(2)
-    membership.hang_up(10)
-    membership.hang_up(11)
-
-    assert "the group is complete" in refusal(membership.hear(5, hello(), now=0.0), 5)
+    assert refusal(plain_group().say(99, message), 99) == "say hello first"
 
 
 # Leaving and being lost
 
 
 def test_everybody_who_is_left_is_told_of_a_loss_once():
-    membership = formed(3)
+    play = plain_group(3)
 
-    first = membership.hang_up(11)
-    second = membership.hang_up(12)
+    first = play.hang_up(11)
+    second = play.hang_up(12)
 
-    assert set(to_ranks(first)) == {0, 2}
-    assert (verdict(first).cause, verdict(first).rank, verdict(first).epoch) == (Cause.LOST, 1, 1)
-    assert "rank 1 went away" in verdict(first).words
+    words = "rank 1 went away: its connection to the coordinator closed"
+    assert first == [Say((10, 12), Revoked(1, Cause.LOST, 1, words))]
     assert second == []
 
 
+def test_who_is_silent_is_given_up():
+    play = plain_group(3)
+
+    decisions = play.wait(6.0, beating=(10, 12))
+
+    words = "rank 1 was given up: nothing was heard of it for 6.0 s, so it is stopped, or its network is cut"
+    assert told(decisions, Evict).keys() == {11}
+    assert Drop(11, words) in decisions
+    assert told(decisions, Revoked) == dict.fromkeys((10, 12), Revoked(1, Cause.LOST, 1, words))
+
+
 def test_who_leaves_is_no_loss():
-    membership = formed(3)
+    play = plain_group(3)
 
-    told = membership.hear(11, Leave(), now=0.0)
+    decisions = play.say(11, Leave())
 
-    assert to_ranks(told) == {0: Left(rank=1), 2: Left(rank=1)}
-    assert membership.hang_up(11) == []
+    assert decisions == [Say((10, 12), Left(rank=1))]
+    assert play.hang_up(11) == []
+    assert play.wait(1.0) == []
 
 
 def test_who_needs_a_rank_that_left_is_told_so_at_once():
-    membership = formed(3)
-    membership.hear(11, Leave(), now=0.0)
-    membership.hang_up(11)
+    play = plain_group(3)
+    play.say(11, Leave())
+    play.hang_up(11)
 
-    decisions = membership.hear(10, Failed(Cause.LOST, 1, "rank 1 closed its connection"), now=0.0)
+    decisions = play.say(10, Failed(1, Cause.LOST, 1, "rank 1 closed its connection"))
 
-    assert set(to_ranks(decisions)) == {0, 2}
-    assert (verdict(decisions).cause, verdict(decisions).rank) == (Cause.LEFT, 1)
-    assert "rank 1 left the group, and rank 0 needed it" in verdict(decisions).words
+    words = "rank 1 left the group, and rank 0 needed it"
+    assert decisions == [Say((10, 12), Revoked(1, Cause.LEFT, 1, words))]
 
 
-# Accusations
+def test_a_second_group_forms_when_all_have_left_the_first():
+    play = plain_group(2)
+    play.say(10, Leave())
+    early = play.say(20, plain_hello(0))
+    still_early = play.say(21, plain_hello())
 
+    decisions = play.say(11, Leave())
 
-@pytest.mark.parametrize("cause", [Cause.DISAGREED, Cause.RAISED])
-def test_what_a_rank_knows_for_certain_revokes_at_once(cause):
-    decisions = formed(3).hear(10, Failed(cause, 2, "both sides' words"), now=0.0)
+    assert early == [Say((20,), Heard(5.0))]
+    assert refusal(still_early, 21).startswith("the group is complete")
+    assert decisions == []
+    welcomes = told(play.say(22, plain_hello(1)), Welcome)
+    assert {connection: (each.epoch, each.rank) for connection, each in welcomes.items()} == {20: (2, 0), 22: (2, 1)}
 
-    assert set(to_ranks(decisions)) == {0, 1, 2}
-    assert verdict(decisions) == Revoked(epoch=1, cause=cause, rank=2, words="both sides' words")
 
+def test_a_second_group_has_another_key():
+    play = Play(1)
+    first = only(play.say(0, plain_hello()), Welcome)
+    play.say(0, Leave())
 
-def test_an_accusation_of_loss_waits_for_better_evidence():
-    membership = formed(3)
+    second = only(play.say(1, plain_hello()), Welcome)
 
-    membership.hear(10, Failed(Cause.LOST, 1, "its link broke"), now=100.0)
-    early = membership.tick(100.0 + 0.9 * GRACE_S)
-    evidence = membership.hang_up(12)
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert first.key != second.key
 
-    assert early == []
-    assert verdict(evidence).rank == 2
-    assert membership.tick(200.0) == []
 
+def test_nobody_of_an_old_group_is_in_a_new_one_though_it_is_still_connected():
+    play = plain_group(2)
+    play.hang_up(10)
+    play.say(20, plain_hello())
+    play.say(21, plain_hello())
+    play.hang_up(20)
 
-def test_an_accusation_of_loss_without_better_evidence_is_believed():
-    membership = formed(3)
-    membership.hear(10, Failed(Cause.LOST, 1, "its link broke"), now=100.0)
+    decisions = play.say(22, plain_hello())
 
-    decisions = membership.tick(membership.next_tick)
+    assert told(decisions, Welcome) == {}
+    assert set(told(play.say(23, plain_hello()), Welcome)) == {22, 23}
 
-    assert membership.next_tick is None
-    assert (verdict(decisions).cause, verdict(decisions).rank) == (Cause.LOST, 1)
-    assert verdict(decisions).words == "rank 0: its link broke"
 
+def test_a_plain_group_is_never_written_down():
+    play = plain_group(2)
 
-def test_time_matters_only_while_somebody_is_accused():
-    membership = formed(3)
-    before = membership.next_tick
+    decisions = [*play.hang_up(10), *play.say(11, Leave())]
 
-    membership.hear(10, Failed(Cause.LOST, 1, "its link broke"), now=100.0)
+    assert recorded(decisions) == []
+    assert not play.membership.is_over
 
-    assert before is None
-    assert membership.next_tick == 100.0 + GRACE_S
 
+def test_a_beat_is_answered_with_a_beat():
+    play = plain_group(2)
 
-def test_a_stall_is_asked_about_and_the_silent_rank_is_blamed_through_a_chain():
-    membership = formed(4)
-
-    asked = membership.hear(10, Failed(Cause.STALLED, 1, "no answer from rank 1"), now=0.0)
-    membership.hear(11, waiting(2), now=0.1)
-    membership.hear(12, waiting(3), now=0.1)
-    decisions = membership.tick(GRACE_S)
-
-    assert to_ranks(asked) == {0: Ask(), 1: Ask(), 2: Ask(), 3: Ask()}
-    assert (verdict(decisions).cause, verdict(decisions).rank) == (Cause.STALLED, 3)
-    assert verdict(decisions).words == "no answer from rank 1; rank 3 holds everybody up: it answers nobody"
-
-
-def test_a_rank_that_answers_but_waits_for_nobody_is_blamed_for_being_elsewhere():
-    membership = formed(3)
-
-    membership.hear(10, Failed(Cause.STALLED, 1, "late"), now=0.0)
-    membership.hear(11, waiting(2), now=0.1)
-    membership.hear(12, waiting(), now=0.1)
-    decisions = membership.tick(GRACE_S)
-
-    assert verdict(decisions).rank == 2
-    assert verdict(decisions).words.endswith("it is not in that call")
-
-
-def test_a_second_accusation_does_not_put_off_the_verdict():
-    membership = formed(3)
-    membership.hear(10, Failed(Cause.STALLED, 1, "late"), now=0.0)
-
-    later = membership.hear(11, Failed(Cause.STALLED, 2, "late"), now=0.1)
-
-    assert later == []
-    assert verdict(membership.tick(GRACE_S)).rank == 1
-
-
-def test_who_wonders_hears_nothing_more_if_everybody_is_in_the_same_call():
-    membership = formed(3)
-
-    asked = membership.hear(10, Wonder(), now=0.0)
-    for connection in (10, 11, 12):
-        membership.hear(connection, waiting(0), now=0.1)
-
-    assert to_ranks(asked) == {0: Ask(), 1: Ask(), 2: Ask()}
-    assert membership.tick(GRACE_S) == []
-    assert membership.next_tick is None
-
-
-def test_who_wonders_is_told_when_ranks_are_in_different_calls():
-    membership = formed(3)
-    membership.hear(10, Wonder(), now=0.0)
-    for connection, words in ((10, "barrier"), (11, "broadcast"), (12, "barrier")):
-        membership.hear(connection, waiting(words=words), now=0.1)
-
-    decisions = membership.tick(GRACE_S)
-
-    assert set(to_ranks(decisions)) == {0, 1, 2}
-    assert verdict(decisions).cause is Cause.DISAGREED
-    assert "rank 1 is in broadcast, but rank 0 is in barrier" in verdict(decisions).words
-
-
-def test_ranks_that_are_in_calls_of_different_numbers_do_not_disagree():
-    membership = formed(3)
-    membership.hear(10, Wonder(), now=0.0)
-    membership.hear(10, waiting(words="barrier", sequence=7), now=0.1)
-    membership.hear(11, waiting(words="broadcast", sequence=8), now=0.1)
-
-    assert membership.tick(GRACE_S) == []
-
-
-def test_an_accusation_is_heard_although_somebody_wonders():
-    membership = formed(3)
-    membership.hear(10, Wonder(), now=0.0)
-
-    membership.hear(11, Failed(Cause.LOST, 2, "its link broke"), now=0.1)
-
-    assert verdict(membership.tick(0.1 + GRACE_S)).rank == 2
-
-
-def test_an_answer_that_nobody_asked_for_changes_nothing():
-    membership = formed(3)
-
-    assert membership.hear(10, waiting(1), now=0.0) == []
-    assert membership.next_tick is None
-
-
-def test_an_accusation_after_the_verdict_changes_nothing():
-    membership = formed(3)
-    membership.hang_up(11)
-
-    assert membership.hear(10, Failed(Cause.DISAGREED, 2, "late news"), now=0.0) == []
-    assert membership.next_tick is None
-
-
-@pytest.mark.parametrize(
-    ("accuser", "accused", "waits", "culprit"),
-    [
-        (0, 1, {0: (1,)}, 1),
-        (0, 1, {0: (1,), 1: (2,)}, 2),
-        (0, 1, {0: (1,), 1: (2,), 2: (3,), 3: ()}, 3),
-        (0, 1, {0: (1,), 1: (2,), 2: (0,)}, 1),
-        (0, 1, {0: (1,), 1: (0,)}, 1),
-        (0, 1, {0: (1,), 1: (2, 3), 2: ()}, 3),
-        (0, 1, {0: (1,), 1: (1,)}, 1),
-        (0, 0, {0: (0,)}, 0),
-    ],
-    ids=["silent", "next is silent", "chain", "circle", "each other", "silent first", "itself", "accuses itself"],
-)
-def test_blame_follows_who_waits_for_whom(accuser, accused, waits, culprit):
-    assert blame(accuser, accused, waits) == culprit
-
-
-@settings(deadline=None)
-@given(
-    st.dictionaries(st.integers(0, 5), st.lists(st.integers(0, 5), max_size=3)), st.integers(0, 5), st.integers(0, 5)
-)
-def test_blame_always_comes_to_an_end(waits, accuser, accused):
-    assert 0 <= blame(accuser, accused, waits) <= 5
-
-
-# Any order of events
-
-ranks = st.integers(0, 3)
-events = st.one_of(
-    st.builds(hello, st.none() | ranks, st.none() | st.integers(1, 3), st.sampled_from([JOB, "day"])),
-    st.builds(Failed, st.sampled_from(Cause), ranks, st.just("words")),
-    st.builds(
-        Waiting, st.lists(ranks, max_size=3).map(tuple), st.just("world"), st.integers(1, 2), st.text("ab", max_size=1)
-    ),
-    st.sampled_from([Leave(), Wonder(), Ask(), Left(1), LinkHello(1, 0, KEY), "hang up", "tick"]),
-)
-
-
-def play(membership, script, connections):
-    """Every decision that follows from a script of (place, event, seconds later), as a server would carry it out.
-
-    ``connections`` has the number of the connection at each place; one that closed is followed by a new number.
-    """
-    now = 0.0
-    numbers = itertools.count(100)
-    for place, event, later in script:
-        now += later
-        connection = connections[place]
-        if event == "tick":
-            decisions = membership.tick(now)
-        elif event == "hang up":
-            connections[place] = next(numbers)
-            decisions = membership.hang_up(connection)
-        else:
-            decisions = membership.hear(connection, event, now)
-        for decision in decisions:
-            assert decision.connection in connections, "nobody is behind that connection any more"
-            yield decision
-            if isinstance(decision, Drop):
-                connections[connections.index(decision.connection)] = next(numbers)
-                yield from membership.hang_up(decision.connection)
-
-
-scripts = st.lists(st.tuples(st.integers(0, 3), events, st.sampled_from([0.0, 0.1, 1.0])), max_size=20)
-joined = [(place, hello(), 0.0) for place in range(3)]
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.sampled_from([None, 1, 3]), st.booleans(), scripts)
-def test_no_order_of_events_raises_or_tells_anybody_twice(size, is_formed, script):
-    membership = Membership(3 if is_formed else size, JOB, KEY)
-
-    decisions = list(play(membership, [*joined, *script] if is_formed else script, [0, 1, 2, 3]))
-
-    said = [decision for decision in decisions if isinstance(decision, Say)]
-    for kind in (Welcome, Revoked):
-        told = [each.connection for each in said if isinstance(each.message, kind)]
-        assert len(set(told)) == len(told)
-    assert len({each.message for each in said if isinstance(each.message, Revoked)}) <= 1
-
-
-@settings(deadline=None, max_examples=100)
-@given(scripts)
-def test_no_question_stays_open_beyond_the_time_of_grace(script):
-    membership = formed(3)
-    list(play(membership, script, [10, 11, 12, 13]))
-
-    due = membership.next_tick
-    decisions = [] if due is None else membership.tick(due)
-
-    assert membership.next_tick is None
-    assert all(isinstance(decision.message, Revoked) for decision in decisions)
-
-
-def test_the_order_of_hellos_does_not_change_who_gets_which_rank():
-    for order in itertools.permutations(range(3)):
-        membership = Membership(3, JOB, KEY)
-
-        decisions = [decision for rank in order for decision in membership.hear(rank, hello(rank), now=0.0)]
-
-        assert {decision.connection: decision.message.rank for decision in decisions} == {0: 0, 1: 1, 2: 2}
+    assert play.say(11, Beat()) == [Say((11,), Beat())]

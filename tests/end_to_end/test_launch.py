@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import PHALANX, Watched, finish, started, write_script
 
-from phalanx.coordinator import Coordinator
+from phalanx.coordinator import Coordinator, Terms
 from phalanx.launch.env import find_launch
 
 ADD_UP = """
@@ -202,14 +202,29 @@ def test_workers_that_do_not_notice_a_failure_are_stopped(tmp_path):
 
 
 @pytest.mark.slow
-def test_connecting_twice_is_refused_in_words(tmp_path):
+def test_a_program_connects_again_when_all_have_left(tmp_path):
+    script = write_script(
+        tmp_path,
+        """
+        for _ in range(3):
+            with phalanx.connect() as group:
+                print(group.epoch, group.rank, group.size)
+        """,
+    )
+
+    ended = finish([*PHALANX, "run", "-n", 2, script])
+
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        assert re.findall(rf"\[rank {rank}\] (\d) {rank} 2", ended.stdout) == ["1", "2", "3"]
+
+
+def test_connecting_again_while_the_group_is_there_is_refused_in_words(tmp_path):
     script = write_script(
         tmp_path,
         """
         group = phalanx.connect()
-        if group.rank == 1:
-            signal.pause()
-        group.close()
+        group.barrier()
         phalanx.connect()
         """,
     )
@@ -367,7 +382,7 @@ class TestHosted:
         first = find_launch(self.environ(job, 0, 2)).coordinator[0]
 
         with (
-            Coordinator(first.host, first.port, size=2, job="another"),
+            Coordinator(first.host, first.port, terms=Terms.exactly(2, "another")),
             self.start(script, job, 1, 2) as one,
             self.start(script, job, 0, 2) as zero,
         ):

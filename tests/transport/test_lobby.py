@@ -1,22 +1,40 @@
 import logging
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
+from certificates import make_authority, make_certificate, needs_openssl
 from link_pairs import send_all
 
 from phalanx.errors import ConnectError, PeerLost
-from phalanx.transport import Deadline, Epoch, Listener, MemorySwitchboard, TcpLobby, wait_for_links
-from phalanx.wire import HEADER_BYTES, Header, Kind, Leave, LinkHello, Tag, decode, encode
+from phalanx.transport import (
+    Credentials,
+    Deadline,
+    Door,
+    Epoch,
+    MemorySwitchboard,
+    TcpLobby,
+    Tls,
+    call,
+    wait_for_links,
+)
+from phalanx.wire import HEADER_BYTES, Address, Header, Kind, Leave, LinkHello, Purpose, Tag, decode, encode
 
 KEY, LATER_KEY, WRONG_KEY = bytes(16), b"l" * 16, b"w" * 16
+TOKEN, OTHER_TOKEN = b"a token that is long enough", b"another that is long enough"
 SIZE = 3
 
 STRANGERS = {
     "garbage": b"\x00\xff" * 100,
     "silence": b"",
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "half an opening": b"PHLX\x01\x02",
+}
+
+LOST = {  # they know the token, and yet they are wrong here
+    "nothing": b"",
     "another key": encode(LinkHello(epoch=1, rank=1, key=WRONG_KEY)),
     "half a hello": encode(LinkHello(epoch=1, rank=1, key=KEY))[:70],
     "another message": encode(Leave()),
@@ -35,18 +53,39 @@ def epoch(stack):
     return stack.enter_context(closing(Epoch(1)))
 
 
-def open_lobbies(stack, size=SIZE):
-    listeners = [Listener("127.0.0.1") for _ in range(size)]
-    addresses = {rank: [listener.address] for rank, listener in enumerate(listeners)}
-    return [stack.enter_context(closing(TcpLobby(listener, addresses))) for listener in listeners]
+def open_lobbies(stack, size=SIZE, credentials=None):
+    doors = [Door("127.0.0.1", 0, each, Purpose.LINK) for each in credentials or [Credentials(TOKEN)] * size]
+    addresses = {rank: [door.address] for rank, door in enumerate(doors)}
+    return [stack.enter_context(closing(TcpLobby(door, addresses))) for door in doors]
 
 
-def call(stack, lobby, data):
-    """Connect to a lobby and send ``data``."""
-    where = lobby._listener.address
+def knock(stack, lobby, data):
+    """Connect to a lobby and say something, without having proven anything."""
+    where = lobby._door.address
     connected = stack.enter_context(socket.create_connection((where.host, where.port)))
     connected.sendall(data)
     return connected
+
+
+def visit(stack, lobby, data):
+    """Prove ourselves to a lobby as soon as somebody is there, and say something."""
+
+    def work():
+        connected = call([lobby._door.address], Deadline.after(20), Credentials(TOKEN), Purpose.LINK, whom="a lobby")
+        stack.enter_context(connected)
+        connected.sendall(data)
+        return connected
+
+    return stack.enter_context(ThreadPoolExecutor(1)).submit(work)
+
+
+def wait_for_visits(lobby, visits, epoch):
+    """Stand in the lobby until all visitors have said what they have to say."""
+    have_spoken = False
+    while not have_spoken:
+        have_spoken = all(visit.done() for visit in visits)
+        with pytest.raises(ConnectError):  # once more when all have, so that they are heard
+            lobby.links(b"n" * 16, 0, [7], Deadline.after(0.02), epoch)
 
 
 def hear(link, epoch):
@@ -90,11 +129,27 @@ def test_every_rank_is_linked_with_every_other_in_memory():
         assert link_all([switchboard] * SIZE) == EVERYBODY
 
 
+@needs_openssl
+def test_every_rank_is_linked_with_every_other_over_tls(stack, tmp_path):
+    tls = Tls(*make_certificate(tmp_path, make_authority(tmp_path)))
+
+    assert link_all(open_lobbies(stack, credentials=[Credentials(TOKEN, tls)] * SIZE)) == EVERYBODY
+
+
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_stranger_does_not_keep_ranks_from_being_linked(stack, stranger):
     lobbies = open_lobbies(stack)
     for lobby in lobbies:
-        call(stack, lobby, STRANGERS[stranger])
+        knock(stack, lobby, STRANGERS[stranger])
+
+    assert link_all(lobbies) == EVERYBODY
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_who_is_wrong_here_does_not_keep_ranks_from_being_linked(stack, epoch, lost):
+    lobbies = open_lobbies(stack)
+    for lobby in lobbies:
+        wait_for_visits(lobby, [visit(stack, lobby, LOST[lost])], epoch)
 
     assert link_all(lobbies) == EVERYBODY
 
@@ -103,42 +158,88 @@ def test_strangers_that_hang_up_do_not_keep_ranks_from_being_linked(stack):
     lobbies = open_lobbies(stack)
     for data in STRANGERS.values():
         for lobby in lobbies:
-            call(stack, lobby, data).close()
+            knock(stack, lobby, data).close()
 
     assert link_all(lobbies) == EVERYBODY
 
 
 def test_a_stranger_is_sent_away_and_named_in_the_log(stack, epoch, caplog):
     lobby = open_lobbies(stack, size=1)[0]
-    stranger = call(stack, lobby, STRANGERS["HTTP"].ljust(HEADER_BYTES))
-    call(stack, lobby, encode(LinkHello(epoch=1, rank=2, key=KEY)))
+    stranger = knock(stack, lobby, STRANGERS["HTTP"])
+    visit(stack, lobby, encode(LinkHello(epoch=1, rank=2, key=KEY)))
 
     with caplog.at_level(logging.WARNING, "phalanx"):
         linked = lobby.links(KEY, 0, [2], Deadline.after(10), epoch)
 
     linked[2].close()
-    assert stranger.recv(1) == b""
+    assert b"this looks like HTTP" in stranger.makefile("rb").read()
     assert f"refused a connection from 127.0.0.1:{stranger.getsockname()[1]}" in caplog.text
     assert "this looks like HTTP" in caplog.text
 
 
+def test_a_rank_with_another_token_is_not_linked(stack, epoch, caplog):
+    lobbies = open_lobbies(stack, credentials=[Credentials(TOKEN), Credentials(OTHER_TOKEN)])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lobbies[0].links, KEY, 0, [1], Deadline.after(0.5), epoch)
+
+        with (
+            pytest.raises(ConnectError, match="no link to rank 0: the token is wrong") as caught,
+            closing(Epoch(1)) as own_epoch,
+        ):
+            lobbies[1].links(KEY, 1, [0], Deadline.after(600), own_epoch)
+
+    assert caught.value.peer == 0
+    assert isinstance(waiting.exception(), ConnectError)
+    assert "the token is wrong" in caplog.text
+
+
+def test_a_stranger_at_a_peer_s_first_address_does_not_hide_the_second(stack):
+    def answer():
+        connected = stack.enter_context(stranger.accept()[0])
+        connected.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+    lobbies = open_lobbies(stack, 2)
+    stranger = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    lobbies[1]._addresses[0].insert(0, Address(host="127.0.0.1", port=stranger.getsockname()[1]))
+    answering = threading.Thread(target=answer)
+    answering.start()
+
+    linked = link_all(lobbies)
+
+    answering.join()
+    assert linked == [{1: 1}, {0: 0}]
+
+
+def test_a_rank_that_comes_late_does_not_hold_up_the_others(stack, epoch):
+    lobbies = open_lobbies(stack)
+    with ThreadPoolExecutor(1) as pool, closing(Epoch(1)) as own_epoch:
+        linking = pool.submit(lobbies[2].links, KEY, 2, [0, 1], Deadline.after(20), own_epoch)
+
+        links = [lobbies[rank].links(KEY, rank, [2], Deadline.after(20), epoch)[2] for rank in (1, 0)]
+
+        links += linking.result().values()
+    for link in links:
+        link.close()
+
+
 def test_who_calls_early_for_a_later_key_is_kept(stack, epoch):
     lobby = open_lobbies(stack, size=1)[0]
-    early = call(stack, lobby, encode(LinkHello(epoch=1, rank=1, key=LATER_KEY)))
-    call(stack, lobby, encode(LinkHello(epoch=1, rank=2, key=KEY)))
+    early = visit(stack, lobby, encode(LinkHello(epoch=1, rank=1, key=LATER_KEY)))
+    wait_for_visits(lobby, [early], epoch)
+    visit(stack, lobby, encode(LinkHello(epoch=1, rank=2, key=KEY)))
 
     now = lobby.links(KEY, 0, [2], Deadline.after(10), epoch)
     later = lobby.links(LATER_KEY, 0, [1], Deadline.after(10), epoch)
 
     now[2].close()
     later[1].close()
-    answer = early.makefile("rb").read()
+    answer = early.result().makefile("rb").read()
     assert decode(answer[HEADER_BYTES:]) == LinkHello(epoch=1, rank=0, key=LATER_KEY)
 
 
 def test_bytes_that_follow_a_hello_belong_to_the_link(stack, epoch):
     lobby = open_lobbies(stack, size=1)[0]
-    call(stack, lobby, encode(LinkHello(epoch=1, rank=1, key=KEY)) + b"\x01and more")
+    visit(stack, lobby, encode(LinkHello(epoch=1, rank=1, key=KEY)) + b"\x01and more")
 
     link = lobby.links(KEY, 0, [1], Deadline.after(10), epoch)[1]
     heard = hear(link, epoch)
@@ -150,11 +251,10 @@ def test_bytes_that_follow_a_hello_belong_to_the_link(stack, epoch):
 def test_a_hello_may_come_in_pieces(stack, epoch):
     lobby = open_lobbies(stack, size=1)[0]
     hello = encode(LinkHello(epoch=1, rank=1, key=KEY))
-    calling = call(stack, lobby, hello[:10])
+    calling = visit(stack, lobby, hello[:10])
 
-    with pytest.raises(ConnectError):
-        lobby.links(KEY, 0, [1], Deadline.after(0.02), epoch)
-    calling.sendall(hello[10:])
+    wait_for_visits(lobby, [calling], epoch)
+    calling.result().sendall(hello[10:])
     linked = lobby.links(KEY, 0, [1], Deadline.after(10), epoch)
 
     linked[1].close()
@@ -199,11 +299,11 @@ def test_links_in_memory_that_nobody_came_for_are_dropped(epoch):
 
 def test_closing_a_lobby_twice_drops_whoever_waits_there(stack, epoch):
     lobby = open_lobbies(stack, size=1)[0]
-    waiting = [call(stack, lobby, STRANGERS[name]) for name in ("silence", "half a hello", "another key")]
-    with pytest.raises(ConnectError):
-        lobby.links(KEY, 0, [1], Deadline.after(0.05), epoch)
+    waiting = [knock(stack, lobby, STRANGERS[name]) for name in ("silence", "half an opening")]
+    lost = [visit(stack, lobby, LOST[name]) for name in ("half a hello", "another key")]
+    wait_for_visits(lobby, lost, epoch)
 
     lobby.close()
     lobby.close()
 
-    assert [connected.recv(1) for connected in waiting] == [b""] * 3
+    assert [connected.recv(1) for connected in (*waiting, *(each.result() for each in lost))] == [b""] * 4

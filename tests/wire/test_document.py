@@ -12,6 +12,8 @@ from phalanx.wire import (
     Address,
     Cause,
     Collective,
+    Commit,
+    Done,
     Failed,
     FrameReader,
     Header,
@@ -21,11 +23,14 @@ from phalanx.wire import (
     LinkHello,
     Member,
     Message,
+    Reason,
     Revoked,
     Signature,
+    Standing,
     Tag,
     decode,
     encode,
+    gradient,
 )
 
 DOCUMENT = Path(__file__).parents[2].joinpath("docs", "wire-format.md").read_text(encoding="utf-8")
@@ -64,9 +69,17 @@ CONTROL_FRAMES = {
         rank=None,
         size=4,
         job="night",
+        name="anvil:4242:7f3a",
+        device="cpu",
+        threads=2,
+        lanes=8,
+        step=41,
+        pending=bytes(range(8)),
     ),
+    "A step that is done": Done(epoch=2, step=41, loss=2.5, digest=bytes(range(8))),
+    "A step that counts": Commit(step=41, digest=bytes(range(8))),
     "A link's hello": LinkHello(epoch=1, rank=3, key=KEY),
-    "An accusation": Failed(cause=Cause.STALLED, rank=2, words="rank 2 is late"),
+    "An accusation": Failed(epoch=1, cause=Cause.STALLED, rank=2, words="rank 2 is late"),
     "A revoked epoch": Revoked(epoch=1, cause=Cause.LOST, rank=2, words="rank 2 went away"),
     "A farewell": Leave(),
 }
@@ -141,14 +154,34 @@ def test_tables_of_offsets_leave_no_byte_out(section, size):
     assert end == size
 
 
-@pytest.mark.parametrize("struct_type", [*get_args(Message), Address, Member])
-def test_tables_of_messages_have_the_fields_of_the_code(struct_type):
-    fields = tuple(row[0] for row in rows(struct_type.__name__))
-
-    assert fields == struct_type.__struct_fields__
+TABLES = {struct.__name__: struct for struct in (*get_args(Message), Address, Member, Standing)}
+TABLES |= {f"Star: {struct.__name__}": struct for struct in get_args(gradient.Message)}
 
 
-def test_the_table_of_causes_is_that_of_the_code():
-    causes = re.search(r"^\| cause \| str \| (.*) \|$", DOCUMENT, re.MULTILINE).group(1)
+@pytest.mark.parametrize("title", TABLES)
+def test_tables_of_messages_have_the_fields_of_the_code(title):
+    fields = tuple(row[0] for row in rows(title))
 
-    assert causes == ", ".join(f"`{cause.value}`" for cause in Cause)
+    assert fields == TABLES[title].__struct_fields__
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_tables_of_messages_say_which_fields_have_a_default(title):
+    struct_type = TABLES[title]
+    with_default = [row[0] for row in rows(title) if "default" in row[2]]
+
+    defaults = struct_type.__struct_defaults__
+    assert with_default == list(struct_type.__struct_fields__[len(struct_type.__struct_fields__) - len(defaults) :])
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("cause", Cause), ("reason", Reason)])
+def test_the_table_of_words_is_that_of_the_code(name, kinds):
+    words = re.search(rf"^\| {name} \| str \| (.*) \|$", DOCUMENT, re.MULTILINE).group(1)
+
+    assert words == ", ".join(f"`{kind.value}`" for kind in kinds)
+
+
+def test_the_reasons_of_a_gradient_server_are_those_of_the_code():
+    (row,) = [row for row in rows("Star: Halt") if row[0] == "reason"]
+
+    assert re.findall(r"`(.+?)`", row[2]) == [reason.value for reason in gradient.Reason]

@@ -7,7 +7,10 @@ import typer
 
 import phalanx
 from phalanx.cli import bench
+from phalanx.cli.coordinator import coordinator, join, token
+from phalanx.cli.gradient_server import gradient_server
 from phalanx.cli.run import run
+from phalanx.cli.status import status
 from phalanx.errors import ConfigError
 
 app = typer.Typer(
@@ -17,6 +20,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(coordinator)
+app.command()(join)
+app.command()(status)
+app.command()(token)
+app.command()(gradient_server)
 app.add_typer(bench.app, name="bench")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import selectors
 import shutil
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,8 +20,8 @@ from typing import IO
 import msgspec
 
 from phalanx.cli.bench_plan import Hello, Row, System, Task, Times, format_size, rows, schedule, slowest
-from phalanx.coordinator import Coordinator
-from phalanx.errors import DeadlineExceeded, PeerLost
+from phalanx.coordinator import Coordinator, GradientServer, Terms, Whole
+from phalanx.errors import DeadlineExceeded, PeerLost, PhalanxError
 from phalanx.transport import Deadline, can_share_memory, format_address
 from phalanx.wire import Address
 
@@ -211,9 +213,32 @@ def _meeting(system: System, ranks: int) -> Iterator[str]:
                 yield str(Path(folder, "store"))
         case System.OPENMPI:
             yield "mpirun"
+        case System.GRADIENT_SERVER:
+            with _meeting(System.TCP, ranks) as coordinator, _gradient_server(ranks) as server:
+                yield f"{coordinator},{server}"
         case _:
-            with Coordinator(size=ranks) as coordinator:
+            with Coordinator(terms=Terms.exactly(ranks)) as coordinator:
                 yield format_address(coordinator.address)
+
+
+@contextmanager
+def _gradient_server(workers: int) -> Iterator[str]:
+    """A server, in this process, that exchanges whatever its workers send until they hang up."""
+
+    def serve() -> None:
+        with suppress(PhalanxError):  # the workers' own words say more
+            server.wait_for_workers(_START_S)
+            for step in itertools.count():
+                server.exchange(step, Whole())
+
+    with GradientServer(workers=workers, timeout_s=_TASK_S) as server:
+        thread = threading.Thread(target=serve, name="phalanx-bench-star", daemon=True)
+        thread.start()
+        try:
+            yield format_address(server.address)
+        finally:
+            server.close()
+            thread.join()
 
 
 def _commands(system: System, ranks: int, port: int, meeting: str) -> list[list[str]]:

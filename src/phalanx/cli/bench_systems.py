@@ -1,27 +1,33 @@
 """The systems, each made to do the same: make a buffer, meet, and all-reduce."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.buffers import Array
+from phalanx import collectives
+from phalanx.buffers import Array, DType, ReduceOp
 from phalanx.cli.bench_plan import System
+from phalanx.coordinator import Whole, WorkerClient
 from phalanx.errors import ConfigError
 from phalanx.group import Group, Join, Over, connect
-from phalanx.transport import parse_address
+from phalanx.transport import Deadline, parse_address
+from phalanx.wire import Collective, Signature
 
 _JOIN_S = 60.0
+_CALL_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An all-reduce ready to be measured: it reads ``source`` and leaves the sum in ``result``."""
+    """An all-reduce ready to be measured: it reads ``source`` and leaves the sum, or the mean, in ``result``."""
 
     source: Array
     result: Array
     reduce: Callable[[], object]
+    is_mean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +50,15 @@ def join(system: System, rank: int, ranks: int, meeting: str) -> AbstractContext
             return _gloo(rank, ranks, meeting)
         case System.OPENMPI:
             return _openmpi()
+        case System.GRADIENT_SERVER:
+            return _gradient_server(rank, ranks, meeting)
         case _:
             return _phalanx(system, rank, ranks, meeting)
 
 
 @contextmanager
 def _phalanx(system: System, rank: int, ranks: int, meeting: str) -> Iterator[Member]:
-    over = Over.TCP if system is System.TCP else Over.AUTO
+    over = Over.TCP if system in (System.TCP, System.STAR) else Over.AUTO
     asked = Join(coordinator=(parse_address(meeting),), rank=rank, size=ranks, over=over, timeout_s=_JOIN_S)
     with connect(asked) as group:
         if over is Over.AUTO and len(group.hosts) > 1:
@@ -63,7 +71,39 @@ def _subject(group: Group, system: System, length: int) -> Subject:
         source, result = group.allocate(length), group.allocate(length, shared=True)
         return Subject(source, result, lambda: group.all_reduce(source, out=result))
     array = group.allocate(length) if system is System.INPLACE else np.empty(length, np.float32)
+    if system is System.STAR:
+        return Subject(array, array, lambda: _reduce_through_root(group, array))
     return Subject(array, array, lambda: group.all_reduce(array))
+
+
+def _reduce_through_root(group: Group, array: Array) -> None:
+    """The plan that no group chooses by itself."""
+    call = collectives.Call(
+        Signature(Collective.ALL_REDUCE, DType.F32, len(array), ReduceOp.SUM), 0, Deadline.after(_CALL_S)
+    )
+    links = group._team.links  # noqa: SLF001 - for the same reason
+    plan = collectives.star.all_reduce(group.rank, group.size, 0, len(array))
+    links.run(plan, call, array, array, DType.F32, ReduceOp.SUM)
+
+
+@contextmanager
+def _gradient_server(rank: int, ranks: int, meeting: str) -> Iterator[Member]:
+    coordinator, server = meeting.split(",")
+    steps = itertools.count()
+    with (
+        _phalanx(System.TCP, rank, ranks, coordinator) as member,
+        WorkerClient(parse_address(server), timeout_s=_CALL_S) as client,
+    ):
+
+        def prepare(length: int) -> Subject:
+            array = np.empty(length, np.float32)
+
+            def exchange() -> object:
+                return client.exchange(next(steps), array, Whole(), out=array)
+
+            return Subject(array, array, exchange, is_mean=True)
+
+        yield Member(member.rank, member.barrier, prepare)
 
 
 @contextmanager

@@ -46,14 +46,15 @@ def serve(member: Member, ranks: int, driver: socket.socket) -> None:
 
 
 def check(subject: Subject, member: Member, ranks: int) -> None:
-    """Raise ``ArithmeticError`` unless the system adds up every element."""
+    """Raise ``ArithmeticError`` unless the system adds up every element, and divides for a mean."""
     pattern = np.arange(len(subject.source)) % 1000
     subject.source[:] = pattern + member.rank
     member.barrier()
 
     subject.reduce()
 
-    if not np.array_equal(subject.result, ranks * pattern + ranks * (ranks - 1) // 2):
+    expected = np.float32(ranks * pattern + ranks * (ranks - 1) // 2)
+    if not np.array_equal(subject.result, expected / np.float32(ranks) if subject.is_mean else expected):
         raise ArithmeticError(f"rank {member.rank} got a wrong sum of {len(pattern)} elements")
 
 

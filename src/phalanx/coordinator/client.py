@@ -1,143 +1,244 @@
-"""A worker's connection to the coordinator."""
+"""A worker's connection to the coordinator: one small thread that carries messages to and from ``Participant``."""
 
 import contextlib
+import logging
+import queue
+import select
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
-from phalanx.errors import (
-    CollectiveMismatch,
-    ConnectError,
-    DeadlineExceeded,
-    JoinRefused,
-    PeerLost,
-    PhalanxError,
-)
-from phalanx.transport import Deadline, Epoch, Wait, connect
+from phalanx.coordinator.connection import Connection
+from phalanx.coordinator.participant import Abandon, Apply, Begin, Call, HangUp, Move, Participant, Stop, Tell
+from phalanx.errors import ConnectError, DeadlineExceeded, PeerLost, PhalanxError
+from phalanx.transport import Credentials, Deadline, Epoch, Wait, call
 from phalanx.wire import (
     Address,
     Ask,
     Cause,
+    Commit,
     Failed,
-    FrameReader,
     Hello,
-    Leave,
     Left,
     Message,
-    Refused,
-    Revoked,
+    Purpose,
+    Reason,
     Waiting,
     Welcome,
     Wonder,
-    decode,
     encode,
 )
 
 _LIMIT_BYTES = 1 << 24  # the coordinator is trusted: its welcome names every member
+_ATTEMPT_S = 2.0
 _WORDS = 4000
-
-_ERRORS = {
-    Cause.LOST: PeerLost,
-    Cause.LEFT: PeerLost,
-    Cause.RAISED: PeerLost,
-    Cause.STALLED: DeadlineExceeded,
-    Cause.DISAGREED: CollectiveMismatch,
-}
+_log = logging.getLogger("phalanx")
 
 
 class CoordinatorClient:
-    """Joins a group, then tells ``epoch`` when the coordinator revokes it.
+    """Joins a group, and tells this worker what becomes of it.
 
-    One small thread reads; it ends when the connection does.
+    The ``Epoch`` of a membership, which is the caller's to close, ends every wait in it as soon as the coordinator says
+    so. A worker that takes steps says ``done`` after each, and ``wait_for_word`` returns what follows.
     """
 
-    def __init__(self, addresses: Sequence[Address], deadline: Deadline, *, hosted_by: int | None = None) -> None:
-        self._socket = connect(addresses, deadline, whom="the coordinator")
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        deadline: Deadline,
+        *,
+        credentials: Credentials | None = None,
+        hosted_by: int | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self._credentials = credentials or Credentials()
         self._hosted_by = hosted_by
-        self._reader = FrameReader(_LIMIT_BYTES)
-        self._inbox: list[Message] = []
-        self._sending = threading.Lock()
-        self._is_leaving = False
-        self._thread: threading.Thread | None = None
-
-    @property
-    def local_host(self) -> str:
-        """This end of the connection: an address of this machine that works."""
-        return str(self._socket.getsockname()[0])
+        self._whom = "the coordinator" if hosted_by is None else f"the coordinator, which rank {hosted_by} runs,"
+        self._connection: Connection | None = self._connect(deadline)
+        self.local_host = str(self._connection.socket.getsockname()[0])  # an address of this machine that works
+        self._participant: Participant | None = None
+        self._epoch: Epoch | None = None
+        self._words: queue.SimpleQueue[tuple[Welcome, Epoch] | Commit | PhalanxError] = queue.SimpleQueue()
+        self._one_at_a_time = threading.RLock()
+        self._must_call = self._is_closed = False
+        self._interest: dict[int, int] = {}
+        self._poll = select.poll()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._thread = threading.Thread(target=self._live, name="phalanx-epoch", daemon=True)
 
     def join(self, hello: Hello, deadline: Deadline) -> tuple[Welcome, Epoch]:
-        """Become a member: wait until all workers have come."""
-        self._send(hello)
-        try:
-            message = self._receive(deadline)
-        except TimeoutError:
-            raise ConnectError(
-                f"the group was not complete within {deadline.seconds:g} s: were all workers started?"
-            ) from None
-        except OSError as error:
-            raise ConnectError(f"the coordinator hung up before the group was complete: {error}") from error
-        if isinstance(message, Refused):
-            raise JoinRefused(f"the coordinator refused this worker: {message.reason}")
-        if not isinstance(message, Welcome):
-            raise ConnectError(f"the coordinator answered with {type(message).__name__} instead of a welcome")
-        epoch = Epoch(message.epoch)
-        epoch.wonder = lambda: self._send(Wonder())
-        self._thread = threading.Thread(target=self._listen, args=(epoch,), name="phalanx-epoch", daemon=True)
+        """Become a member: wait until an epoch begins."""
+        self._participant = Participant(hello, whom=self._whom, peer=self._hosted_by)
+        with self._one_at_a_time:
+            self._carry_out(self._participant.reached(time.monotonic()))
         self._thread.start()
-        return message, epoch
+        try:
+            word = self.wait_for_word(deadline)
+        except DeadlineExceeded:
+            words = f"the group was not complete within {deadline.seconds:g} s: were all workers started?"
+            raise ConnectError(words) from None
+        except PeerLost as error:
+            raise ConnectError(f"the coordinator hung up before the group was complete: {error}") from error
+        assert isinstance(word, tuple), "a step that counts belongs to an epoch"
+        return word
 
-    def report(self, cause: Cause, rank: int, words: str) -> None:
-        """Tell the coordinator, and so everybody, why this rank cannot go on."""
-        self._send(Failed(cause=cause, rank=rank, words=words[:_WORDS]))
+    def wait_for_word(self, deadline: Deadline) -> tuple[Welcome, Epoch] | Commit:
+        """What the coordinator says next: an epoch that begins, or that the step this worker is done with counts.
+
+        Raises why this worker cannot go on, ever: then it is no member any more.
+        """
+        try:
+            word = self._words.get(timeout=deadline.remaining_s())
+        except queue.Empty:
+            words = f"{self._whom} said nothing for {deadline.seconds:g} s: is another worker slow? See phalanx status"
+            raise DeadlineExceeded(words, peer=self._hosted_by) from None
+        if isinstance(word, PhalanxError):
+            self._words.put(word)  # whoever asks again is told again
+            raise word
+        return word
+
+    def done(self, epoch: Epoch, loss: float, digest: bytes) -> None:
+        """Say that this worker has computed and exchanged its step; nothing is said if the epoch is over."""
+        self._do(lambda participant: participant.done(epoch.number, loss, digest))
+
+    def hold(self, epoch: Epoch, step: int) -> None:
+        """Say that this worker, which was behind, has got the state of ``step`` from another."""
+        self._do(lambda participant: participant.hold(epoch.number, step))
+
+    def halt(self, reason: Reason, rank: int | None, words: str) -> None:
+        """Stop everybody at this step, this worker too."""
+        self._do(lambda participant: participant.halt(reason, rank, words[:_WORDS]))
+
+    def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
+        """Tell the coordinator, and so everybody, why this rank cannot go on in ``epoch``."""
+        self._do(lambda _: [Tell(Failed(epoch.number, cause, rank, words[:_WORDS]))])
 
     def leave(self) -> None:
         """Go, without anybody else having to stop. Leaving twice is harmless."""
-        if not self._is_leaving:
-            self._is_leaving = True
-            self._send(Leave())
+        if not self._is_closed:
+            self._do(lambda participant: participant.leave())
             self.close()
 
     def close(self) -> None:
         """Hang up. Closing twice is harmless."""
-        self._is_leaving = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        if self._thread:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._wake()
+        if self._thread.is_alive():
             self._thread.join()
-        self._socket.close()
+        self._hang_up()
+        self._wake_read.close()
+        self._wake_write.close()
+        while not self._words.empty():
+            word = self._words.get()
+            if isinstance(word, tuple):
+                word[1].close()  # nobody has taken it
 
-    def _listen(self, epoch: Epoch) -> None:
+    def _do(self, act: Callable[[Participant], list[Move]]) -> None:
+        with self._one_at_a_time:
+            if self._participant:
+                self._carry_out(act(self._participant))
+                if self._connection and self._connection.is_behind:
+                    self._wake()  # the thread sends the rest
+
+    def _live(self) -> None:
+        """The thread: listen, keep time, and call again when the connection is lost."""
+        participant = self._participant
+        assert participant
+        while not self._is_closed:
+            ready = self._wait(participant)
+            with self._one_at_a_time:
+                if self._wake_read.fileno() in ready:
+                    self._wake_read.recv(4096)
+                self._attend(participant)
+                self._carry_out(participant.tick(time.monotonic()))
+            if self._must_call and not self._is_closed:
+                self._must_call = False
+                self._call_again(participant)
+
+    def _wait(self, participant: Participant) -> set[int]:
+        """The descriptors that are ready, or none when time changes something."""
+        connection, due = self._connection, participant.next_tick
+        interest = {self._wake_read.fileno(): select.POLLIN}
+        if connection:
+            interest[connection.socket.fileno()] = select.POLLIN | (select.POLLOUT if connection.is_behind else 0)
+        if interest != self._interest:
+            self._interest, self._poll = interest, select.poll()
+            for descriptor, events in interest.items():
+                self._poll.register(descriptor, events)
+        timeout_ms = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
+        return {descriptor for descriptor, _ in self._poll.poll(timeout_ms)}
+
+    def _attend(self, participant: Participant) -> None:
+        if not self._connection:
+            return
+        if self._connection.is_behind:
+            self._connection.send_nowait()
         try:
-            while not self._is_leaving:
-                self._hear(self._receive(None), epoch)
+            for message in self._connection.read_nowait():
+                self._hear(message, participant)
         except (OSError, PhalanxError) as error:
-            if not self._is_leaving:
-                where = "" if self._hosted_by is None else f", which rank {self._hosted_by} runs,"
-                words = f"the coordinator{where} went away: {error}"
-                epoch.revoke(PeerLost(words, peer=self._hosted_by))
+            self._hang_up()
+            self._carry_out(participant.lost(str(error), time.monotonic()))
 
-    def _hear(self, message: Message, epoch: Epoch) -> None:
+    def _hear(self, message: Message, participant: Participant) -> None:
         match message:
-            case Revoked(cause=cause, rank=rank, words=words):
-                epoch.revoke(_ERRORS[cause](words, peer=rank))
-            case Left(rank=rank):
-                epoch.leave(rank)
+            case Left(rank=rank) if self._epoch:
+                self._epoch.leave(rank)
             case Ask():
-                wait = epoch.waiting or Wait((), "")
+                wait = (self._epoch.waiting if self._epoch else None) or Wait((), "")
                 words = str(wait.words)[:_WORDS]
-                self._send(Waiting(ranks=wait.ranks, group=wait.group, sequence=wait.sequence, words=words))
+                answer = Waiting(participant.epoch, wait.ranks, wait.group, wait.sequence, words)
+                self._carry_out([Tell(answer)])
             case _:
-                pass  # nothing else concerns a member
+                pass
+        self._carry_out(participant.hear(message, time.monotonic()))
 
-    def _receive(self, deadline: Deadline | None) -> Message:
-        while (frame := self._reader.next_frame()) is None:
-            self._socket.settimeout(None if deadline is None else max(0.001, deadline.remaining_s()))
-            data = self._socket.recv(65536)
-            if not data:
-                raise ConnectionResetError("it hung up")
-            self._reader.feed(data)
-        return decode(frame[1])
+    def _carry_out(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            match move:
+                case Tell(message=message) if self._connection:
+                    self._connection.send_nowait(encode(message))
+                case HangUp():
+                    self._hang_up()
+                case Call():
+                    self._must_call = True
+                case Abandon(error=error) if self._epoch:
+                    self._epoch.revoke(error)
+                case Begin(welcome=welcome):
+                    self._epoch = Epoch(welcome.epoch)
+                    self._epoch.wonder = lambda: self._do(lambda _: [Tell(Wonder())])
+                    self._words.put((welcome, self._epoch))
+                case Apply(commit=commit):
+                    self._words.put(commit)
+                case Stop(error=error):
+                    self._words.put(error)
+                case _:
+                    pass  # there is nobody to tell
 
-    def _send(self, message: Message) -> None:
-        with self._sending, contextlib.suppress(OSError):  # a broken connection is noticed by the thread that reads
-            self._socket.sendall(encode(message))
+    def _connect(self, deadline: Deadline) -> Connection:
+        connected = call(self._addresses, deadline, self._credentials, Purpose.COORDINATOR, whom="the coordinator")
+        return Connection(connected, "the coordinator", _LIMIT_BYTES)
+
+    def _call_again(self, participant: Participant) -> None:
+        try:
+            connection = self._connect(Deadline.after(_ATTEMPT_S))
+        except PhalanxError as error:
+            _log.info("%s", error)
+            with self._one_at_a_time:
+                self._carry_out(participant.lost(str(error), time.monotonic()))
+            return
+        with self._one_at_a_time:
+            self._connection = connection
+            self._carry_out(participant.reached(time.monotonic()))
+
+    def _hang_up(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"!")

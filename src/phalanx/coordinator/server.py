@@ -11,35 +11,65 @@ import time
 from collections.abc import Iterable
 from typing import Self
 
-from phalanx.coordinator.membership import Decision, Drop, Membership, Say
+from phalanx.coordinator.connection import Connection
+from phalanx.coordinator.decision import Decision, Drop, Record, Say
+from phalanx.coordinator.journal import Journal
+from phalanx.coordinator.membership import Membership
+from phalanx.coordinator.terms import Terms
 from phalanx.errors import PhalanxError
-from phalanx.transport import Deadline, Listener
-from phalanx.wire import Address, FrameReader, Hello, decode, encode
+from phalanx.transport import Credentials, Deadline, Door
+from phalanx.wire import Address, Halt, Message, Purpose, Revoked, Welcome, encode
 
-_HELLO_S = 10.0  # a connection that has not said hello by then is a stranger
-_MEMBER_LIMIT_BYTES = 1 << 20
+_LIMIT_BYTES = 1 << 20
 _log = logging.getLogger("phalanx")
 
 
 class Coordinator:
-    """Forms one group of ``size`` workers and tells all of them when one is lost.
+    """Says who is in the group, tells everybody when that changes, and whether a step counts.
 
-    It listens from construction on and works in a thread of its own until it is closed.
+    It listens from construction on and works in a thread of its own until it is closed. What ``journal`` says has
+    happened already goes on; the journal stays the caller's to close.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, size: int | None = None, job: str = "") -> None:
-        self._listener = Listener(host, port)
-        self.address: Address = self._listener.address
-        self._membership = Membership(size, job, os.urandom(16))
-        self._connections: dict[int, _Connection] = {}
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        terms: Terms | None = None,
+        credentials: Credentials | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self._door = Door(host, port, credentials or Credentials(), Purpose.COORDINATOR)
+        self.address: Address = self._door.address
+        self._journal = journal
+        self._terms = terms or Terms()
+        self._membership = Membership(self._terms, os.urandom(32), journal.past if journal else None, time.monotonic())
+        self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count()
         self._selector = selectors.DefaultSelector()
         self._nobody_here = threading.Event()
+        self._over = threading.Event()
+        self._over_due: float | None = None
         self._stop_read, self._stop_write = socket.socketpair()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._door, selectors.EVENT_READ)
         self._selector.register(self._stop_read, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="phalanx-coordinator", daemon=True)
         self._thread.start()
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run is over, if it is."""
+        return self._membership.ended
+
+    @property
+    def has_halted(self) -> bool:
+        """Whether the run is over although it was not finished."""
+        return self._membership.has_halted
+
+    def wait_until_over(self, timeout_s: float) -> bool:
+        """Whether the run is over and everybody knows, within ``timeout_s``."""
+        return self._over.wait(timeout_s)
 
     def close(self) -> None:
         """Hang up on everybody and stop. Closing twice is harmless."""
@@ -60,113 +90,99 @@ class Coordinator:
         self.close()
 
     def _serve(self) -> None:
-        while True:
-            for key, events in self._selector.select(self._patience_s()):
-                if key.fileobj is self._stop_read:
-                    self._shut_down()
-                    return
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif isinstance(key.data, _Connection) and key.data.number in self._connections:
-                    self._attend(key.data, events)
-            if self._connections:
-                self._nobody_here.clear()
-            else:
-                self._nobody_here.set()
-            now = time.monotonic()
-            self._carry_out(self._membership.tick(now))
-            for connection in list(self._connections.values()):
-                if not connection.is_known and now > connection.hello_due:
-                    self._drop(connection, "it did not say hello")
+        with contextlib.ExitStack() as closing:
+            for each in (self._selector, self._door, self._stop_read):
+                closing.callback(each.close)
+            while True:
+                for key, _ in self._selector.select(self._patience_s()):
+                    if key.fileobj is self._stop_read:
+                        self._hang_up_on_all()
+                        return
+                    if isinstance(key.data, int) and key.data in self._connections:
+                        self._attend(key.data)
+                for arrival in self._door.arrivals():
+                    number = next(self._numbers)
+                    self._connections[number] = Connection(arrival.socket, arrival.origin, _LIMIT_BYTES)
+                    self._selector.register(arrival.socket, selectors.EVENT_READ, number)
+                    self._attend(number)  # TLS may hold its first words already
+                self._carry_out(self._membership.tick(time.monotonic()))
+                self._note_who_is_here()
 
     def _patience_s(self) -> float | None:
-        dues = [each.hello_due for each in self._connections.values() if not each.is_known]
-        if (tick := self._membership.next_tick) is not None:
-            dues.append(tick)
+        last = None if self._over.is_set() else self._over_due
+        dues = [due for due in (self._membership.next_tick, self._door.next_due, last) if due is not None]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
-    def _accept(self) -> None:
-        if accepted := self._listener.accept_nowait():
-            connection = _Connection(next(self._numbers), *accepted)
-            self._connections[connection.number] = connection
-            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+    def _note_who_is_here(self) -> None:
+        if self._connections:
+            self._nobody_here.clear()
+        else:
+            self._nobody_here.set()
+        if self._membership.is_over and self._over_due is None:
+            self._over_due = time.monotonic() + self._terms.patience_s  # who missed the end may still come and ask
+        elif self._over_due is not None and time.monotonic() >= self._over_due:
+            self._over.set()
 
-    def _attend(self, connection: "_Connection", events: int) -> None:
+    def _attend(self, number: int) -> None:
+        connection = self._connections[number]
         try:
-            if events & selectors.EVENT_WRITE:
-                self._flush(connection)
-            if events & selectors.EVENT_READ:
-                for payload in connection.read_nowait():
-                    message = decode(payload)
-                    if isinstance(message, Hello):
-                        connection.become_known()
-                    self._carry_out(self._membership.hear(connection.number, message, time.monotonic()))
+            for message in connection.read_nowait():
+                if number not in self._connections:
+                    return  # what it said before was too much
+                self._carry_out(self._membership.hear(number, message, time.monotonic()))
         except (OSError, PhalanxError) as error:
-            self._drop(connection, str(error))
+            self._drop(number, str(error))
+        else:
+            self._send(number)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            connection = self._connections.get(decision.connection)
-            if connection is None:
-                continue
-            if isinstance(decision, Say):
-                connection.outbox += encode(decision.message)
-                with contextlib.suppress(OSError):  # its own reading will notice
-                    self._flush(connection)
-            elif isinstance(decision, Drop):
-                self._drop(connection, "it was refused")
+            match decision:
+                case Say(to=numbers, message=message):
+                    _note(message)
+                    frame = encode(message)
+                    for number in numbers:
+                        self._send(number, frame)
+                case Drop(connection=number, why=why):
+                    self._drop(number, why)
+                case Record(line=line):
+                    try:
+                        if self._journal:
+                            self._journal.append(line)
+                    except OSError as error:
+                        self._carry_out(self._membership.fail_to_record(line, error.strerror or str(error)))
+                        return  # what follows must not be said
 
-    def _flush(self, connection: "_Connection") -> None:
-        connection.write_nowait()
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
-        self._selector.modify(connection.socket, wanted, connection)
+    def _send(self, number: int, frame: bytes = b"") -> None:
+        if connection := self._connections.get(number):
+            was_behind = connection.is_behind
+            connection.send_nowait(frame)
+            if connection.is_behind != was_behind:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.is_behind else 0)
+                self._selector.modify(connection.socket, wanted, number)
 
-    def _drop(self, connection: "_Connection", reason: str) -> None:
-        if self._connections.pop(connection.number, None) is None:
+    def _drop(self, number: int, why: str) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
             return
-        if not connection.is_known:
-            _log.warning("coordinator: sent %s away: %s", connection.origin, reason)
+        _log.info("%s is gone: %s", connection.origin, why)
         self._selector.unregister(connection.socket)
-        connection.socket.close()
-        self._carry_out(self._membership.hang_up(connection.number))
+        connection.close()
+        self._carry_out(self._membership.hang_up(number, time.monotonic()))
 
-    def _shut_down(self) -> None:
+    def _hang_up_on_all(self) -> None:
         for connection in self._connections.values():
-            connection.socket.close()
-        self._selector.close()
-        self._listener.close()
-        self._stop_read.close()
+            connection.close()
 
 
-class _Connection:
-    """One worker's connection: what is still to be read and written."""
-
-    def __init__(self, number: int, connected: socket.socket, origin: str) -> None:
-        self.number = number
-        self.socket = connected
-        self.origin = origin
-        self.outbox = bytearray()
-        self.is_known = False
-        self.hello_due = time.monotonic() + _HELLO_S
-        self._reader = FrameReader()
-
-    def become_known(self) -> None:
-        """Allow longer messages, now that this is no stranger."""
-        self.is_known = True
-        self._reader.raise_limit(_MEMBER_LIMIT_BYTES)
-
-    def read_nowait(self) -> list[bytes]:
-        """The messages that are complete; raises ``OSError`` when the worker hung up."""
-        try:
-            data = self.socket.recv(65536)
-        except BlockingIOError:
-            return []
-        if not data:
-            raise ConnectionResetError("it hung up")
-        self._reader.feed(data)
-        return [frame[1] for frame in iter(self._reader.next_frame, None)]
-
-    def write_nowait(self) -> None:
-        """Send what there is room for."""
-        with contextlib.suppress(BlockingIOError):
-            del self.outbox[: self.socket.send(self.outbox)]
+def _note(message: Message) -> None:
+    """Tell the log what is worth knowing."""
+    match message:
+        case Welcome(epoch=epoch, rank=0, members=members, step=step):
+            _log.info("epoch %d begins at step %d with %d workers", epoch, step, len(members))
+        case Revoked(epoch=epoch, words=words):
+            _log.info("epoch %d ends: %s", epoch, words)
+        case Halt(step=step, words=words):
+            _log.info("everybody halts at step %d: %s", step, words)
+        case _:
+            pass

@@ -1,8 +1,9 @@
 """Becoming a member of a group."""
 
 import os
+import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from phalanx.coordinator import CoordinatorClient
@@ -10,9 +11,10 @@ from phalanx.errors import ConfigError, LinkClosed
 from phalanx.group.group import Group, make_group
 from phalanx.group.world import World
 from phalanx.transport import (
+    Credentials,
     Deadline,
+    Door,
     Epoch,
-    Listener,
     MemorySwitchboard,
     Switchboard,
     TcpLobby,
@@ -20,7 +22,7 @@ from phalanx.transport import (
     is_loopback,
     own_hosts,
 )
-from phalanx.wire import Address, Hello
+from phalanx.wire import Address, Hello, Purpose
 
 
 class Over(Enum):
@@ -37,7 +39,8 @@ class Join:
     """How a worker finds its group.
 
     ``coordinator`` lists the addresses where it may be; ``host`` names the machine this rank pretends to run on, so
-    that several can be simulated on one; ``hosted_by`` is the rank whose process the coordinator lives in, if any.
+    that several can be simulated on one; ``hosted_by`` is the rank whose process the coordinator lives in, if any;
+    ``credentials`` are what the workers and the coordinator know each other by.
     """
 
     coordinator: tuple[Address, ...]
@@ -48,6 +51,7 @@ class Join:
     over: Over = Over.AUTO
     hosted_by: int | None = None
     timeout_s: float = 300.0
+    credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
@@ -70,13 +74,13 @@ def connect(join: Join, switchboard: Switchboard | None = None) -> Group:
     """
     deadline = Deadline.after(join.timeout_s)
     with ExitStack() as undo:
-        client = CoordinatorClient(join.coordinator, deadline, hosted_by=join.hosted_by)
+        client = CoordinatorClient(join.coordinator, deadline, credentials=join.credentials, hosted_by=join.hosted_by)
         undo.callback(client.close)
-        listener = _listen(client.local_host, join)
-        undo.callback(listener.close)
-        welcome, epoch = client.join(_hello(join, _published(client.local_host, listener)), deadline)
+        door = _listen(client.local_host, join)
+        undo.callback(door.close)
+        welcome, epoch = client.join(_hello(join, _published(client.local_host, door)), deadline)
         undo.callback(epoch.close)
-        lobby = TcpLobby(listener, {member.rank: member.addresses for member in welcome.members})
+        lobby = TcpLobby(door, {member.rank: member.addresses for member in welcome.members})
         undo.callback(lobby.close)
         world = World(switchboard or lobby, epoch, client, [member.host for member in welcome.members])
         ranks = [member.rank for member in welcome.members]
@@ -94,17 +98,27 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
         here += f"/{join.host}"
     if join.over is Over.TCP:
         here += f"/{os.urandom(8).hex()}"  # a machine of its own: nobody shares its memory
-    return Hello(host=here, addresses=addresses, pid=os.getpid(), rank=join.rank, size=join.size, job=join.job)
+    return Hello(
+        host=here,
+        addresses=addresses,
+        pid=os.getpid(),
+        rank=join.rank,
+        size=join.size,
+        job=join.job,
+        name=f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}",
+    )
 
 
-def _listen(local_host: str, join: Join) -> Listener:
+def _listen(local_host: str, join: Join) -> Door:
     """Listen where peers can come: on this machine only if all are on it, else on every interface."""
     if all(is_loopback(address.host) for address in join.coordinator):
-        return Listener(local_host)
-    return Listener("::" if ":" in local_host else "0.0.0.0")  # noqa: S104 - peers come from other machines
+        host = local_host
+    else:
+        host = "::" if ":" in local_host else "0.0.0.0"  # noqa: S104 - peers come from other machines
+    return Door(host, 0, join.credentials, Purpose.LINK)
 
 
-def _published(local_host: str, listener: Listener) -> tuple[Address, ...]:
-    where = listener.address
+def _published(local_host: str, door: Door) -> tuple[Address, ...]:
+    where = door.address
     hosts = (local_host,) if is_loopback(where.host) else own_hosts(local_host)
     return tuple(Address(host=host, port=where.port) for host in hosts)

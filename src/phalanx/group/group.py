@@ -233,7 +233,7 @@ class Group(Calls):
         name = self._names[self.rank]
         lost = PeerLost(f"rank {name} failed: {traceback.format_exception_only(error)[-1].strip()}", peer=name)
         if self._world.registry:
-            self._world.registry.report(Cause.RAISED, name, str(lost))
+            self._world.registry.report(self._world.epoch, Cause.RAISED, name, str(lost))
         self._world.epoch.revoke(lost)
         return lost
 

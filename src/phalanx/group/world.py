@@ -15,7 +15,7 @@ _VERDICT_S = 0.75  # how long a call that failed waits to hear from the coordina
 class Registry(Protocol):
     """Where a rank says that it cannot go on, and that it goes."""
 
-    def report(self, cause: Cause, rank: int, words: str) -> None:
+    def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
         """Tell everybody why this rank cannot go on."""
 
     def leave(self) -> None:
@@ -37,7 +37,7 @@ def arbitrate(error: PhalanxError, world: World) -> PhalanxError:
     epoch, registry = world.epoch, world.registry
     cause, peer = _cause_of(error), getattr(error, "peer", None)
     if epoch.error is None and registry and cause and peer is not None:
-        registry.report(cause, peer, str(error))
+        registry.report(epoch, cause, peer, str(error))
         patience = Deadline.after(_VERDICT_S)
         while epoch.error is None and not patience.has_passed:
             time.sleep(0.001)

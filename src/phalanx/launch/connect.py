@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from phalanx.coordinator import Coordinator
+from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError, ConnectError, JoinRefused, PhalanxError, ProtocolError
 from phalanx.group import Group, Join, Over, alone
 from phalanx.group import connect as join_group
@@ -24,8 +24,6 @@ def connect(*, timeout_s: float = 300.0, over: str = "auto", host: str | None = 
     ``timeout_s`` limits the waiting for the others here, and later every call for which no other time is given.
     ``over="tcp"`` keeps data off shared memory. ``host`` names a machine to pretend to run on: ranks of different
     hosts share no memory.
-
-    Connect once: workers of ``phalanx run`` that have left their group are refused when they come again.
     """
     chosen = parse_over(over, "over")
     launch = read_launch()
@@ -39,6 +37,7 @@ def connect(*, timeout_s: float = 300.0, over: str = "auto", host: str | None = 
         host=launch.host if host is None else host,
         over=launch.over if chosen is Over.AUTO else chosen,
         hosted_by=0 if launch.is_hosted else None,
+        credentials=launch.credentials,
         timeout_s=timeout_s,
     )
     if not launch.is_hosted:
@@ -88,9 +87,15 @@ def is_elsewhere(error: PhalanxError) -> bool:
 
 def _start_coordinator(launch: Launch) -> tuple[Coordinator, Address]:
     for address in launch.coordinator:
+        where = _bind_host(address.host)
+        if launch.credentials.token is None and not is_loopback(where):
+            raise ConfigError(
+                "ranks on several machines need a token, or anybody could join: make one with `phalanx token > FILE`, "
+                "copy it to all of them, and set PHALANX_TOKEN_FILE to its path there"
+            )
         with suppress(ConfigError):  # somebody else is there
-            where = _bind_host(address.host)
-            return Coordinator(where, address.port, size=launch.size, job=launch.job), address
+            terms = Terms.exactly(launch.size, launch.job)
+            return Coordinator(where, address.port, terms=terms, credentials=launch.credentials), address
     first, last = launch.coordinator[0].port, launch.coordinator[-1].port
     raise ConfigError(
         f"rank 0 cannot start the coordinator: ports {first} to {last} are taken; set PHALANX_COORDINATOR to host:port "

@@ -40,9 +40,11 @@ class Signals:
 
 
 class Crew:
-    """All workers of one run; those that are left when the block ends are killed."""
+    """All ``size`` workers of one run, called ``noun`` 0, 1, ...; those left when the block ends are killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str, size: int) -> None:
+        self._noun = noun
+        self._size = size
         self.ends: list[End] = []
         self._running: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
@@ -58,8 +60,9 @@ class Crew:
         self._selector.close()
 
     def start(self, launch: Launch, command: list[str]) -> None:
-        """Start the worker of one rank."""
-        self._running.append(_Worker(launch, command, self._selector))
+        """Start the next worker."""
+        number = len(self._running) + len(self.ends)
+        self._running.append(_Worker(launch, command, number, self._noun, self._size, self._selector))
 
     def work(self, signals: Signals) -> None:
         """Pass on what workers write until all have ended. When one fails or a signal comes, make the others end."""
@@ -92,11 +95,20 @@ class Crew:
 class _Worker:
     """One worker's process, which leads a session of its own, and what it writes."""
 
-    def __init__(self, launch: Launch, command: list[str], selector: selectors.BaseSelector) -> None:
-        self.rank = launch.rank
+    def __init__(
+        self,
+        launch: Launch,
+        command: list[str],
+        number: int,
+        noun: str,
+        size: int,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self.rank = number
+        before = [prefix(noun, number, size, is_coloured=each.isatty()) for each in (sys.stdout, sys.stderr)]
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program
             [sys.executable, "-I", "-S", worker.__file__, str(os.getpid()), *command],
-            env=worker_environ(launch, threads=max(1, (os.cpu_count() or 1) // launch.size)),
+            env=worker_environ(launch, threads=max(1, (os.cpu_count() or 1) // size)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -106,8 +118,8 @@ class _Worker:
         assert self._process.stderr
         self._tail = Tail()
         self._pipes = [
-            _Pipe(self._process.stdout, sys.stdout.buffer, launch, selector),
-            _Pipe(self._process.stderr, sys.stderr.buffer, launch, selector, self._tail),
+            _Pipe(self._process.stdout, sys.stdout.buffer, before[0], selector),
+            _Pipe(self._process.stderr, sys.stderr.buffer, before[1], selector, self._tail),
         ]
 
     def poll(self) -> int | None:
@@ -141,7 +153,7 @@ class _Pipe:
         self,
         source: IO[bytes],
         target: BinaryIO,
-        launch: Launch,
+        before: bytes,
         selector: selectors.BaseSelector,
         tail: Tail | None = None,
     ) -> None:
@@ -149,7 +161,7 @@ class _Pipe:
         selector.register(source, selectors.EVENT_READ, self)
         self._source = source
         self._target = target
-        self._prefix = prefix(launch.rank, launch.size, is_coloured=target.isatty())
+        self._prefix = before
         self._selector = selector
         self._tail = tail
         self._lines = Lines()

@@ -4,16 +4,20 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from phalanx.errors import ConfigError
 from phalanx.group import Over
-from phalanx.transport import format_address, is_loopback, parse_address
+from phalanx.transport import Credentials, Tls, format_address, is_loopback, parse_address, parse_token
 from phalanx.wire import Address
 
 LOOPBACK = "127.0.0.1"
 _CANDIDATES = 8  # ports that rank 0 may take: somebody else may hold the first ones
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below the range from which systems give ports to clients
+
+_TLS_NAMES = ("PHALANX_TLS_CERT", "PHALANX_TLS_KEY", "PHALANX_TLS_CA")
+_SUPERSEDED = {"PHALANX_TOKEN_FILE", "PHALANX_JOIN", "PHALANX_COORDINATOR", "PHALANX_RANK", "PHALANX_SIZE", *_TLS_NAMES}
 
 Environ = Mapping[str, str]
 
@@ -23,21 +27,51 @@ class Launch:
     """What a process was told about its group by whoever started it.
 
     ``coordinator`` lists where it may be. With ``is_hosted`` nobody has started it: rank 0 does, at the first of these
-    addresses that is free.
+    addresses that is free. ``rank`` and ``size`` are None where the coordinator says them.
     """
 
-    rank: int
-    size: int
+    rank: int | None
+    size: int | None
     job: str
     coordinator: tuple[Address, ...]
     is_hosted: bool = False
     host: str | None = None
     over: Over = Over.AUTO
+    credentials: Credentials = field(default_factory=Credentials)
 
 
 def read_launch() -> Launch | None:
     """How this process was started; None if alone."""
-    return find_launch(os.environ)
+    launch = find_launch(os.environ)
+    return launch and replace(launch, credentials=read_credentials())
+
+
+def read_credentials(
+    token_file: Path | None = None, cert: Path | None = None, key: Path | None = None, ca: Path | None = None
+) -> Credentials:
+    """The token and certificates that were named, or else those that the environment names; there may be none."""
+    return find_credentials(os.environ, token_file, (cert, key, ca))
+
+
+def find_credentials(
+    environ: Environ, token_file: Path | None = None, tls: tuple[Path | None, ...] = (None, None, None)
+) -> Credentials:
+    """The token in ``token_file``, or that which ``environ`` names, and the files of TLS alike."""
+    if token_file is None and environ.get("PHALANX_TOKEN_FILE"):
+        token_file = Path(environ["PHALANX_TOKEN_FILE"])
+    token = None
+    if token_file is not None:
+        token = _read_token(token_file)
+    elif environ.get("PHALANX_TOKEN"):
+        token = parse_token(environ["PHALANX_TOKEN"], "PHALANX_TOKEN")
+    named = [path or environ.get(name) for path, name in zip(tls, _TLS_NAMES, strict=True)]
+    if not any(named):
+        return Credentials(token)
+    if missing := [name for path, name in zip(named, _TLS_NAMES, strict=True) if not path]:
+        options = " and ".join("--" + name.removeprefix("PHALANX_").lower().replace("_", "-") for name in missing)
+        raise ConfigError(f"TLS needs a certificate, its key and an authority: pass {options} too")
+    cert, key, ca = (Path(path) for path in named if path)
+    return Credentials(token, Tls(cert, key, ca))
 
 
 def find_launch(environ: Environ) -> Launch | None:
@@ -48,7 +82,7 @@ def find_launch(environ: Environ) -> Launch | None:
     # srun comes late: both torchrun and mpirun may themselves be started by it, and then leave its variables in place.
     for find in (_under_phalanx, _under_torchrun, _under_open_mpi, _under_srun, _under_mpich):
         if launch := find(environ):
-            return launch if launch.size > 1 or not launch.is_hosted else None
+            return launch if launch.size != 1 or not launch.is_hosted else None
     if "PHALANX_COORDINATOR" in environ:
         raise ConfigError(
             "PHALANX_COORDINATOR is set, but nothing says which rank this is: start the workers with srun or mpirun, "
@@ -62,16 +96,20 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
 
     It computes with ``threads`` threads, unless the user has decided about that.
     """
-    told = {
-        "PHALANX_COORDINATOR": format_address(launch.coordinator[0]),
-        "PHALANX_RANK": str(launch.rank),
-        "PHALANX_SIZE": str(launch.size),
-        "PHALANX_JOB": launch.job,
-        "PHALANX_OVER": launch.over.value,
-    }
+    where = format_address(launch.coordinator[0])
+    told = {"PHALANX_JOB": launch.job, "PHALANX_OVER": launch.over.value}
+    if launch.rank is None:
+        told["PHALANX_JOIN"] = where
+    else:
+        told |= {"PHALANX_COORDINATOR": where, "PHALANX_RANK": str(launch.rank), "PHALANX_SIZE": str(launch.size)}
     if launch.host is not None:
         told["PHALANX_HOST"] = launch.host
-    return {"OMP_NUM_THREADS": str(threads), **os.environ, **told}
+    if launch.credentials.token is not None:
+        told["PHALANX_TOKEN"] = launch.credentials.token.decode()
+    if tls := launch.credentials.tls:
+        told |= dict(zip(_TLS_NAMES, map(str, (tls.cert, tls.key, tls.ca)), strict=True))
+    inherited = {name: value for name, value in os.environ.items() if name not in _SUPERSEDED}
+    return {"OMP_NUM_THREADS": str(threads), **inherited, **told}
 
 
 def parse_over(text: str, name: str) -> Over:
@@ -91,6 +129,10 @@ def first_host(expression: str) -> str:
 
 
 def _under_phalanx(environ: Environ) -> Launch | None:
+    if "PHALANX_JOIN" in environ:
+        where = _address(environ, "PHALANX_JOIN")
+        job, host = environ.get("PHALANX_JOB", ""), environ.get("PHALANX_HOST")
+        return Launch(rank=None, size=None, job=job, coordinator=(where,), host=host, over=_over(environ))
     if "PHALANX_RANK" not in environ and "PHALANX_SIZE" not in environ:
         return None
     rank, size = _rank_and_size(environ, "PHALANX_RANK", "PHALANX_SIZE")
@@ -221,6 +263,14 @@ def _address(environ: Environ, name: str) -> Address:
     if address.port == 0:
         raise ConfigError(f"{name} must have a port that all ranks can know, not 0")
     return address
+
+
+def _read_token(path: Path) -> bytes:
+    try:
+        return parse_token(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"cannot read the token in {path}: {why}; make one with `phalanx token > {path}`") from None
 
 
 def _over(environ: Environ) -> Over:

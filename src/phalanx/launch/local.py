@@ -4,15 +4,18 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.coordinator import Coordinator
+from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError
 from phalanx.group import Over
 from phalanx.launch.crew import Crew, Signals
 from phalanx.launch.env import Launch
 from phalanx.launch.verdict import first_failure, report
+from phalanx.transport import Credentials, make_token
+from phalanx.wire import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +48,49 @@ class Program:
 
 
 def run(program: Program) -> int:
-    """Run the program on every worker and return the exit status: 0, or that of the worker that failed first.
+    """Run the program on every worker of a group of their own, and return the exit status.
 
-    Their output goes to ours line by line, with the rank in front. SIGINT and SIGTERM are passed on to them, so this is
-    for the main thread. When it returns no worker is left, nor any process of theirs that stayed in its session.
+    They know each other by a token that nobody else has.
     """
     job = secrets.token_hex(8)
-    with Signals() as signals, Coordinator(size=program.workers, job=job) as coordinator, Crew() as crew:
+    credentials = Credentials(make_token().encode())
+    terms = Terms.exactly(program.workers, job)
+    with Coordinator(terms=terms, credentials=credentials) as coordinator:
+        launches = [
+            Launch(
+                rank=rank,
+                size=program.workers,
+                job=job,
+                coordinator=(coordinator.address,),
+                host=f"host{rank * program.hosts // program.workers}" if program.hosts > 1 else None,
+                over=program.over,
+                credentials=credentials,
+            )
+            for rank in range(program.workers)
+        ]
+        return _start(program, launches, "rank")
+
+
+def join(program: Program, coordinator: Address, credentials: Credentials) -> int:
+    """Run the program on workers that join the group of a coordinator elsewhere, and return the exit status."""
+    if coordinator.port == 0:
+        raise ConfigError("no coordinator listens on port 0: pass the port that it wrote when it was started")
+    launch = Launch(
+        rank=None, size=None, job="", coordinator=(coordinator,), over=program.over, credentials=credentials
+    )
+    return _start(program, [launch] * program.workers, "worker")
+
+
+def _start(program: Program, launches: Sequence[Launch], noun: str) -> int:
+    """Start the workers, and return the exit status: 0, or that of the worker that failed first.
+
+    Their output goes to ours line by line, with their number in front. SIGINT and SIGTERM are passed on to them, so
+    this is for the main thread. When it returns no worker is left, nor any process of theirs that stayed in its
+    session.
+    """
+    with Signals() as signals, Crew(noun, len(launches)) as crew:
         try:
-            for rank in range(program.workers):
-                launch = Launch(
-                    rank=rank,
-                    size=program.workers,
-                    job=job,
-                    coordinator=(coordinator.address,),
-                    host=f"host{rank * program.hosts // program.workers}" if program.hosts > 1 else None,
-                    over=program.over,
-                )
+            for launch in launches:
                 crew.start(launch, program.command)
             crew.work(signals)
         except BrokenPipeError:  # nobody reads our output any longer
@@ -72,5 +101,5 @@ def run(program: Program) -> int:
     failure = first_failure(crew.ends)
     if failure is None:
         return 0
-    sys.stderr.write(f"\n{report(failure)}")
+    sys.stderr.write(f"\n{report(failure, noun)}")
     return failure.status

@@ -42,11 +42,11 @@ class Tail:
         return self._bytes.decode(errors="replace")
 
 
-def prefix(rank: int, size: int, *, is_coloured: bool) -> bytes:
-    """What stands before each line of ``rank``, equally wide for all ranks."""
-    words = f"[rank {rank:>{len(str(size - 1))}}]"
+def prefix(noun: str, number: int, size: int, *, is_coloured: bool) -> bytes:
+    """What stands before each line of one of ``size`` workers, equally wide for all of them."""
+    words = f"[{noun} {number:>{len(str(size - 1))}}]"
     if is_coloured:
-        words = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{words}\x1b[0m"
+        words = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{words}\x1b[0m"
     return words.encode() + b" "
 
 

@@ -54,9 +54,9 @@ def first_failure(ends: Sequence[End]) -> End | None:
     return min(failed, key=lambda end: (end.was_stopped, end.is_consequence, end.at), default=None)
 
 
-def report(end: End) -> str:
+def report(end: End, noun: str = "rank") -> str:
     """What to tell the person at the terminal about the worker that failed first."""
-    words = f"phalanx: rank {end.rank} failed first: it {end.manner}"
+    words = f"phalanx: {noun} {end.rank} failed first: it {end.manner}"
     last = last_words(end.stderr)
     return f"{words}\n\n{last}\n" if last else f"{words} and wrote nothing to stderr\n"
 

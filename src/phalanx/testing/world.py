@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from phalanx.coordinator import Coordinator
+from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group, Join, Over, connect
 from phalanx.testing.outcome import Outcome, observe, pack, unpack
@@ -107,7 +107,7 @@ class Run:
 
 class _Threads(Run):
     def __init__(self, world: World, function: Function) -> None:
-        self._coordinator = Coordinator(size=world.size)
+        self._coordinator = Coordinator(terms=Terms.exactly(world.size))
         self._switchboard = switchboard = _Wrapping(world.wrap) if world.over == "memory" else None
         self._outcomes: dict[int, Outcome] = {}
 
@@ -147,7 +147,7 @@ class _Processes(Run):
     def __init__(self, world: World, function: Function) -> None:
         # Fork before the coordinator's thread exists: a fork copies only the thread that calls it.
         self._children = [_Child(world, rank, function) for rank in range(world.size)]
-        self._coordinator = Coordinator(size=world.size)
+        self._coordinator = Coordinator(terms=Terms.exactly(world.size))
         for child in self._children:
             child.begin(self._coordinator.address)
 

@@ -2,7 +2,9 @@
 
 from phalanx.transport.address import format_address, is_loopback, own_hosts, parse_address
 from phalanx.transport.arena import STAGE_BYTES, Arena, Post, Seat
+from phalanx.transport.credentials import Credentials, Tls, make_token, parse_token
 from phalanx.transport.deadline import Deadline
+from phalanx.transport.door import Arrival, Door, Refusal, call
 from phalanx.transport.epoch import Epoch, Wait
 from phalanx.transport.link import Link, wait_for_links
 from phalanx.transport.lobby import Switchboard, TcpLobby
@@ -10,13 +12,17 @@ from phalanx.transport.memory import MemorySwitchboard, memory_pair
 from phalanx.transport.pending import Pending
 from phalanx.transport.segment import Place, can_share_memory, host_identity
 from phalanx.transport.shelf import Location, Shelf
-from phalanx.transport.stream import StreamLink
+from phalanx.transport.stream import NOT_NOW, StreamLink
 from phalanx.transport.tcp import Listener, connect
 
 __all__ = [
+    "NOT_NOW",
     "STAGE_BYTES",
     "Arena",
+    "Arrival",
+    "Credentials",
     "Deadline",
+    "Door",
     "Epoch",
     "Link",
     "Listener",
@@ -25,19 +31,24 @@ __all__ = [
     "Pending",
     "Place",
     "Post",
+    "Refusal",
     "Seat",
     "Shelf",
     "StreamLink",
     "Switchboard",
     "TcpLobby",
+    "Tls",
     "Wait",
+    "call",
     "can_share_memory",
     "connect",
     "format_address",
     "host_identity",
     "is_loopback",
+    "make_token",
     "memory_pair",
     "own_hosts",
     "parse_address",
+    "parse_token",
     "wait_for_links",
 ]

@@ -4,15 +4,17 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from phalanx.errors import BadFrame, ConnectError, PeerLost, PhalanxError
 from phalanx.transport.deadline import Deadline
+from phalanx.transport.door import Arrival, Door, Refusal
 from phalanx.transport.epoch import Epoch
 from phalanx.transport.link import Link
-from phalanx.transport.stream import StreamLink
-from phalanx.transport.tcp import Listener, connect
+from phalanx.transport.stream import NOT_NOW, StreamLink
+from phalanx.transport.tcp import connect
 from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, decode, encode
 
 _STRANGER_LIMIT_BYTES = 4096
@@ -27,14 +29,22 @@ class Switchboard(Protocol):
         """A link to each of ``peers``, who ask for ``rank`` with the same key."""
 
 
+class _Call(NamedTuple):
+    """A call of ours to a lower rank: what to say when it is answered, and where else to try if it is not."""
+
+    peer: int
+    hello: bytes
+    addresses: Sequence[Address]
+
+
 class TcpLobby:
     """Joins processes over TCP: this rank calls the lower ranks, and the higher ranks call it."""
 
-    def __init__(self, listener: Listener, addresses: Mapping[int, Sequence[Address]]) -> None:
-        self._listener = listener
+    def __init__(self, door: Door, addresses: Mapping[int, Sequence[Address]]) -> None:
+        self._door = door
         self._addresses = addresses
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(door, selectors.EVENT_READ)
         self._one_at_a_time = threading.Lock()
         self._early: dict[tuple[bytes, int], socket.socket] = {}  # they ask for a group this rank has not come to yet
 
@@ -51,9 +61,7 @@ class TcpLobby:
         self._selector.register(epoch, selectors.EVENT_READ)
         try:
             for peer in (peer for peer in peers if peer < rank):
-                called = connect(self._addresses[peer], deadline, whom=f"rank {peer}", peer=peer, epoch=epoch)
-                self._listen_to(called, f"rank {peer}")
-                _say(called, hello, peer)
+                self._call(_Call(peer, hello, self._addresses[peer]), deadline, epoch)
             while missing := [peer for peer in peers if peer not in linked]:
                 for peer in missing:
                     if (key, peer) in self._early:
@@ -73,7 +81,7 @@ class TcpLobby:
 
     def close(self) -> None:
         """Stop listening and drop whoever waits here. Closing twice is harmless."""
-        self._listener.close()
+        self._door.close()
         for waiting in self._early.values():
             waiting.close()
         if self._selector.get_map():
@@ -82,13 +90,15 @@ class TcpLobby:
                     key.data.connected.close()
         self._selector.close()
 
-    def _listen_to(self, connected: socket.socket, origin: str) -> None:
-        connected.setblocking(False)
-        self._selector.register(connected, selectors.EVENT_READ, _Hello(connected, origin))
+    def _call(self, call: _Call, deadline: Deadline, epoch: Epoch) -> None:
+        whom = f"rank {call.peer}"
+        self._door.dial(connect(call.addresses, deadline, whom=whom, peer=call.peer, epoch=epoch), whom, call)
 
     def _hear_hellos(self, deadline: Deadline, missing: Sequence[int], epoch: Epoch) -> None:
         """Wait once; whoever has said who they are waits in ``_early``, strangers are sent away."""
-        events = self._selector.select(deadline.remaining_s())
+        due = self._door.next_due
+        patience_s = deadline.remaining_s() if due is None else min(deadline.remaining_s(), due - time.monotonic())
+        events = self._selector.select(max(0.0, patience_s))
         epoch.check()
         if deadline.has_passed:  # looked at also when something happened: strangers must not hold us up
             names = ", ".join(f"rank {peer}" for peer in missing)
@@ -96,11 +106,28 @@ class TcpLobby:
                 f"no link to {names} within {deadline.seconds:g} s: not started, or stuck?", peer=missing[0]
             )
         for key, _ in events:
-            if key.fileobj is self._listener:
-                if accepted := self._listener.accept_nowait():
-                    self._listen_to(*accepted)
-            elif isinstance(key.data, _Hello):
+            if isinstance(key.data, _Hello):
                 self._hear(key.data)
+        for arrival in self._door.arrivals():
+            self._welcome(arrival)
+        for refusal in self._door.refusals():
+            self._call_elsewhere(refusal, deadline, epoch)
+
+    def _welcome(self, arrival: Arrival) -> None:
+        hello = _Hello(arrival.socket, arrival.origin)
+        self._selector.register(hello.connected, selectors.EVENT_READ, hello)
+        if isinstance(arrival.tag, _Call):
+            _say(arrival.socket, arrival.tag.hello, arrival.tag.peer)
+
+    def _call_elsewhere(self, refusal: Refusal, deadline: Deadline, epoch: Epoch) -> None:
+        """Try without the first address, which may be a stranger's: in the end only one that answers is left."""
+        call, error = refusal.tag, refusal.error
+        assert isinstance(call, _Call), call
+        _log.warning("no link to rank %d: %s", call.peer, error)
+        if len(call.addresses) > 1:
+            self._call(call._replace(addresses=call.addresses[1:]), deadline, epoch)
+        elif isinstance(error, PhalanxError):  # who hangs up without a word has died: the coordinator will tell
+            raise ConnectError(f"no link to rank {call.peer}: {error}", peer=call.peer) from error
 
     def _hear(self, hello: "_Hello") -> None:
         try:
@@ -136,18 +163,23 @@ class _Hello:
 
     def read_nowait(self) -> LinkHello | None:
         """The hello, or None while bytes are missing."""
-        arrived = self.connected.recv(self._wanted - len(self._bytes))
-        if not arrived:
-            raise BadFrame("it hung up before it said who it is")
-        self._bytes += arrived
-        if len(self._bytes) == HEADER_BYTES == self._wanted:
-            length = Header.unpack(bytes(self._bytes)).length
-            if length > _STRANGER_LIMIT_BYTES:
-                raise BadFrame(f"a stranger announced {length} bytes; {_STRANGER_LIMIT_BYTES} are allowed")
-            self._wanted += length
-        if len(self._bytes) < self._wanted:
-            return None
+        while len(self._bytes) < self._wanted:
+            try:
+                arrived = self.connected.recv(self._wanted - len(self._bytes))
+            except NOT_NOW:
+                return None
+            if not arrived:
+                raise BadFrame("it hung up before it said who it is")
+            self._bytes += arrived
+            if len(self._bytes) == HEADER_BYTES == self._wanted:
+                self._wanted += self._length()
         message = decode(bytes(self._bytes[HEADER_BYTES:]))
         if not isinstance(message, LinkHello):
             raise BadFrame(f"expected a link's hello, got {type(message).__name__}")
         return message
+
+    def _length(self) -> int:
+        length = Header.unpack(bytes(self._bytes)).length
+        if length > _STRANGER_LIMIT_BYTES:
+            raise BadFrame(f"a stranger announced {length} bytes; {_STRANGER_LIMIT_BYTES} are allowed")
+        return length

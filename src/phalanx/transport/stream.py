@@ -1,12 +1,19 @@
 """A link over any connected stream socket."""
 
 import socket
+import ssl
 
 from phalanx.errors import LinkClosed, PeerLost
 
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket that never waits raises where it would have to."""
+
 
 class StreamLink:
-    """The ``Link`` of every socket that is a stream: TCP between hosts, a socket pair inside one process."""
+    """The ``Link`` of every socket that is a stream: TCP between hosts, with TLS or without, or inside one process.
+
+    TLS keeps the rest of what it has deciphered where no poll sees it: only after a 0 may one wait.
+    """
 
     def __init__(self, connected: socket.socket, peer: int) -> None:
         connected.setblocking(False)
@@ -17,7 +24,7 @@ class StreamLink:
         """Hand over as many bytes as there is room for, and return how many."""
         try:
             return self._socket.send(data)
-        except BlockingIOError:
+        except NOT_NOW:
             return 0
         except OSError as error:
             raise self._lost(error) from error
@@ -26,7 +33,7 @@ class StreamLink:
         """Fill ``into`` with what has arrived, and return how many bytes."""
         try:
             received = self._socket.recv_into(into)
-        except BlockingIOError:
+        except NOT_NOW:
             return 0
         except OSError as error:
             raise self._lost(error) from error

@@ -1,11 +1,14 @@
 """TCP connections: making them, tuning them, accepting them."""
 
+import errno
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from phalanx.errors import ConfigError, ConnectError
+from phalanx.errors import ConfigError, ConnectError, PhalanxError, ProtocolError
 from phalanx.transport.address import format_address, is_loopback
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
@@ -14,6 +17,10 @@ from phalanx.wire import Address
 _ATTEMPT_S = 3.0  # one silent address must not use up the time of the others
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 0.5
 _LOOPBACK_BUFFER_BYTES = 1 << 21  # fits the processor's cache; what the kernel would grow to does not (docs/log.md)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+Greet = Callable[[socket.socket, Deadline], socket.socket]
+"""Makes a bare connection one that has proven itself, before the deadline; closes it and raises if that fails."""
 
 
 class Listener:
@@ -22,7 +29,7 @@ class Listener:
     def __init__(self, host: str, port: int = 0) -> None:
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-            self._socket = socket.create_server((host, port), family=family, backlog=512)
+            self._socket = socket.create_server((host, port), family=family, backlog=4096)
         except OSError as error:
             where = format_address(Address(host=host, port=port))
             raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another address or port") from error
@@ -35,12 +42,21 @@ class Listener:
         return Address(host=host, port=port)
 
     def accept_nowait(self) -> tuple[socket.socket, str] | None:
-        """A connection that has arrived and the address it came from, or None."""
+        """A connection that has arrived and the address it came from, or None.
+
+        Raises ``OSError`` where this machine has no room for it: it stays until there is.
+        """
         try:
             connected, origin = self._socket.accept()
-        except OSError:  # none there, or it hung up before it was accepted
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+            return None  # none there, or it hung up before it was accepted
+        try:
+            tune(connected)
+        except OSError:  # it has hung up
+            connected.close()
             return None
-        tune(connected)
         connected.setblocking(False)
         return connected, format_address(Address(host=origin[0], port=origin[1]))
 
@@ -54,25 +70,35 @@ class Listener:
 
 
 def connect(
-    addresses: Sequence[Address], deadline: Deadline, *, whom: str, peer: int | None = None, epoch: Epoch | None = None
+    addresses: Sequence[Address],
+    deadline: Deadline,
+    *,
+    whom: str,
+    peer: int | None = None,
+    epoch: Epoch | None = None,
+    greet: Greet | None = None,
 ) -> socket.socket:
     """A connection to the first of ``addresses`` that answers, each tried under every name it resolves to.
 
-    They are tried again, with growing pauses, until the deadline: the other side may still be starting.
+    They are tried again, with growing pauses, until the deadline: the other side may still be starting. Only when
+    each of them has refused us in words is that the end.
     """
     nap_s = _FIRST_NAP_S
     while True:
         if epoch:
             epoch.check()
-        failures: list[str] = []
+        failures = _Failures()
         for address in addresses:
-            connected = _try(address, deadline, failures)
+            connected = _try(address, deadline, greet, failures)
             if connected is not None:
                 return connected
-        if deadline.remaining_s() <= nap_s:
+        is_late = deadline.remaining_s() <= nap_s
+        if failures.refusals and (is_late or len(failures.refusals) == len(set(addresses))):
+            raise _unwelcome(whom, peer, *failures.refusals.popitem())
+        if is_late:
             raise ConnectError(
-                f"{whom} could not be reached within {deadline.seconds:g} s: {'; '.join(failures) or 'no address'}. "
-                "Is it running, and does a firewall lie between?",
+                f"{whom} could not be reached within {deadline.seconds:g} s: "
+                f"{'; '.join(failures.words) or 'no address'}. Is it running, and does a firewall lie between?",
                 peer=peer,
             )
         time.sleep(nap_s)
@@ -92,25 +118,50 @@ def tune(connected: socket.socket) -> None:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
 
 
-def _try(address: Address, deadline: Deadline, failures: list[str]) -> socket.socket | None:
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """Why no address could be used, in the order in which they were tried; refusals also by address."""
+
+    words: list[str] = field(default_factory=list)
+    refusals: dict[Address, PhalanxError] = field(default_factory=dict)
+
+
+def _try(address: Address, deadline: Deadline, greet: Greet | None, failures: _Failures) -> socket.socket | None:
     try:
         names = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        failures.append(f"{address.host}: {error.strerror}")
+        failures.words.append(f"{address.host}: {error.strerror}")
         return None
     for family, kind, protocol, _, where in names:
-        candidate = socket.socket(family, kind, protocol)
-        candidate.settimeout(max(0.001, min(deadline.remaining_s(), _ATTEMPT_S)))
+        patience = Deadline.after(max(0.001, min(deadline.remaining_s(), _ATTEMPT_S)))
+        origin = format_address(Address(host=str(where[0]), port=address.port))
         try:
-            candidate.connect(where)
-            if candidate.getsockname() == candidate.getpeername():
-                raise ConnectionRefusedError(0, "nobody listens there")  # TCP met itself
+            connected = _reach(socket.socket(family, kind, protocol), where, patience)
+            return greet(connected, patience) if greet else connected
         except OSError as error:
-            candidate.close()
-            failures.append(
-                f"{format_address(Address(host=str(where[0]), port=address.port))}: {error.strerror or error}"
-            )
-        else:
-            tune(candidate)
-            return candidate
+            failures.words.append(f"{origin}: {error.strerror or error}")
+        except PhalanxError as error:
+            failures.words.append(f"{origin}: {error}")
+            failures.refusals[address] = error
     return None
+
+
+def _reach(candidate: socket.socket, where: tuple[Any, ...], patience: Deadline) -> socket.socket:
+    # Any: what getaddrinfo gives, each family its own
+    try:
+        candidate.settimeout(patience.remaining_s())
+        candidate.connect(where)
+        if candidate.getsockname() == candidate.getpeername():
+            raise ConnectionRefusedError(0, "nobody listens there")  # TCP met itself
+        tune(candidate)
+    except OSError:
+        candidate.close()
+        raise
+    return candidate
+
+
+def _unwelcome(whom: str, peer: int | None, address: Address, error: PhalanxError) -> PhalanxError:
+    words = f"cannot talk to {whom} at {format_address(address)}: {error}"
+    if isinstance(error, ProtocolError):
+        return type(error)(words, peer=peer)
+    return type(error)(words)

@@ -25,7 +25,7 @@ _NO_SIGNATURE = (0, 0, 0, 0, 0, 0, 0)
 
 _STRANGERS = {
     "HTTP": (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ", b"HTTP"),
-    "TLS": (b"\x16\x03",),
+    "TLS": (b"\x16\x03", b"\x15\x03"),
     "ssh": (b"SSH-",),
 }
 

@@ -1,0 +1,126 @@
+"""``phalanx coordinator``, ``join`` and ``token``: a group on several machines."""
+
+import logging
+import sys
+from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import TlsCa, TlsCert, TlsKey, TokenFile
+from phalanx.coordinator import Coordinator, Journal, Terms, parse_workers
+from phalanx.errors import ConfigError
+from phalanx.launch import local
+from phalanx.launch.crew import Signals
+from phalanx.launch.env import LOOPBACK, parse_over, read_credentials
+from phalanx.transport import Credentials, format_address, make_token, own_hosts, parse_address
+from phalanx.wire import Address
+
+_LOOK_S = 0.2  # how soon a signal is noticed
+
+
+def coordinator(
+    *,
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes any.")],
+    workers: Annotated[str, typer.Option(metavar="N|MIN:MAX", help="How many workers make a group.")],
+    token_file: TokenFile = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep what must not be forgotten in this file; go on from it if it exists.", show_default=False
+        ),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Give up a worker of which nothing is heard for so long.")
+    ] = 5.0,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Say who is in the group, for workers on several machines.
+
+    Start it on a machine that all others can reach, then start workers
+    with [bold]phalanx join[/bold]. It ends when the run is over, or with Ctrl-C.
+    Other machines can only come with a token: make one with
+    phalanx token > FILE and copy the file to all of them.
+    """
+    minimum, maximum = parse_workers(workers)
+    terms = Terms(minimum=minimum, maximum=maximum, patience_s=patience)
+    credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
+    where = parse_address(bind)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    with ExitStack() as closing:
+        kept = closing.enter_context(Journal(journal)) if journal else None
+        if kept and kept.past.ended is not None:
+            raise ConfigError(f"the run in {journal} is over: {kept.past.ended}; name another journal for a new run")
+        signals = closing.enter_context(Signals())
+        serving = closing.enter_context(
+            Coordinator(where.host, where.port, terms=terms, credentials=credentials, journal=kept)
+        )
+        _announce(serving.address, credentials, terms)
+        while not serving.wait_until_over(_LOOK_S):
+            if signals.received:
+                sys.exit(128 + signals.received[0])
+        print(f"phalanx: the run is over: {serving.ended}")
+        sys.exit(1 if serving.has_halted else 0)
+
+
+def join(
+    address: Annotated[str, typer.Argument(help="Where the coordinator is.", metavar="HOST:PORT", show_default=False)],
+    script: Annotated[str, typer.Argument(help="The Python script to run.", metavar="SCRIPT", show_default=False)],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Passed on to the script as they are.", metavar="ARGS", show_default=False),
+    ] = None,
+    *,
+    workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start here.")] = 1,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    over: Annotated[
+        str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
+    ] = "auto",
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Start a script on workers of this machine that join a coordinator's group.
+
+    In the script, [bold]phalanx.connect()[/bold] returns the group of all of them, on
+    all machines. Two dashes stand between the options of phalanx and the script:
+    phalanx join 10.0.0.5:7000 -n 2 --token-file FILE -- train.py --steps 100
+    """
+    program = local.Program(
+        name=script,
+        arguments=tuple(arguments or ()),
+        is_module=module,
+        workers=workers,
+        over=parse_over(over, "--over"),
+    )
+    credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
+    sys.exit(local.join(program, parse_address(address), credentials))
+
+
+def token() -> None:
+    """Make a token: keep it in a file that only you can read.
+
+    (umask 077; phalanx token > token), then copy that file to every machine.
+    """
+    print(make_token())
+
+
+def _announce(address: Address, credentials: Credentials, terms: Terms) -> None:
+    here = format_address(Address(host=_reachable(address.host), port=address.port))
+    count = f"{terms.minimum}" if terms.minimum == terms.maximum else f"{terms.minimum} to {terms.maximum}"
+    print(f"phalanx: listening on {format_address(address)} for {count} workers", flush=True)
+    proof = " --token-file FILE" if credentials.token else ""
+    proof += " --tls-cert FILE --tls-key FILE --tls-ca FILE" if credentials.tls else ""
+    print(f"phalanx: start workers with: phalanx join {here} -n 2{proof} -- script.py", flush=True)
+
+
+def _reachable(host: str) -> str:
+    """Where other machines find what listens on ``host``, as far as that is known."""
+    if not ip_address(host).is_unspecified:
+        return host
+    return next((each for each in own_hosts(LOOPBACK)[1:] if (":" in each) == (":" in host)), host)

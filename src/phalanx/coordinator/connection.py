@@ -1,0 +1,53 @@
+"""A connection that carries control messages and never waits: both ends of every talk with the coordinator."""
+
+import contextlib
+import socket
+
+from phalanx.transport import NOT_NOW
+from phalanx.wire import FrameReader, Message, decode
+
+_READ_BYTES = 1 << 16
+
+
+class Connection:
+    """What is still to be read and written. ``origin`` says who is at the other end."""
+
+    def __init__(self, connected: socket.socket, origin: str, limit_bytes: int) -> None:
+        connected.setblocking(False)
+        self.socket = connected
+        self.origin = origin
+        self._outbox = bytearray()
+        self._reader = FrameReader(limit_bytes)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something could not be sent yet."""
+        return bool(self._outbox)
+
+    def send_nowait(self, frame: bytes = b"") -> None:
+        """Send ``frame`` after what waits, as far as there is room. A broken connection is noticed by reading."""
+        self._outbox += frame
+        with contextlib.suppress(OSError):
+            while self._outbox:
+                del self._outbox[: self.socket.send(self._outbox)]
+
+    def read_nowait(self) -> list[Message]:
+        """The messages that have come; raises ``OSError`` when the other end hung up."""
+        messages: list[Message] = []
+        while True:
+            try:
+                data = self.socket.recv(_READ_BYTES)
+            except NOT_NOW:
+                return messages
+            if not data:
+                raise ConnectionResetError("it hung up")
+            self._reader.feed(data)
+            messages += [decode(frame[1]) for frame in iter(self._reader.next_frame, None)]
+            if len(data) < _READ_BYTES and not getattr(self.socket, "pending", int)():  # TLS may hold more
+                return messages
+
+    def close(self) -> None:
+        """Hang up. Closing twice is harmless."""
+        with contextlib.suppress(OSError):
+            self.socket.recv(_READ_BYTES)  # if something were left unread, a reset might overtake our last words
+        self.socket.close()

@@ -1,0 +1,44 @@
+"""What follows from what happened: to be carried out in the order given."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from phalanx.coordinator.record import Line
+from phalanx.coordinator.worker import Worker
+from phalanx.wire import Message, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send ``message`` to the workers behind the connections ``to``."""
+
+    to: tuple[int, ...]
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Hang up on whoever is behind ``connection``."""
+
+    connection: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write ``line`` down for good, before anything that follows is carried out."""
+
+    line: Line
+
+
+Decision = Say | Drop | Record
+
+
+def to(workers: Iterable[Worker]) -> tuple[int, ...]:
+    """Their connections."""
+    return tuple(each.connection for each in workers)
+
+
+def refuse(connection: int, reason: str) -> list[Decision]:
+    """Say no, and hang up."""
+    return [Say((connection,), Refused(reason)), Drop(connection, f"it was refused: {reason}")]

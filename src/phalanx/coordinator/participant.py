@@ -1,0 +1,254 @@
+"""A worker's side of the membership, decided: messages and time go in, decisions come out.
+
+No socket, no clock, no thread. A worker of a run outlives its connection: it calls again, says which step it holds,
+and goes on in the next epoch. A member of a plain group does not: without the coordinator the group is over.
+"""
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from phalanx.coordinator.terms import Terms
+from phalanx.errors import (
+    CollectiveMismatch,
+    ConnectError,
+    DeadlineExceeded,
+    EpochChanged,
+    Evicted,
+    Halted,
+    JoinRefused,
+    NonFiniteGradient,
+    PeerLost,
+    PhalanxError,
+    ProtocolError,
+    RemoteError,
+    WeightsDiverged,
+)
+from phalanx.wire import (
+    Beat,
+    Cause,
+    Commit,
+    Done,
+    Evict,
+    Halt,
+    Heard,
+    Hello,
+    Holds,
+    Leave,
+    Message,
+    Reason,
+    Refused,
+    Revoked,
+    Welcome,
+)
+
+_FIRST_NAP_S = 0.05
+
+_ENDINGS = {
+    Cause.LOST: PeerLost,
+    Cause.LEFT: PeerLost,
+    Cause.RAISED: PeerLost,
+    Cause.STALLED: DeadlineExceeded,
+    Cause.DISAGREED: CollectiveMismatch,
+}
+_HALTS: dict[Reason, type[Halted]] = {
+    Reason.NON_FINITE: NonFiniteGradient,
+    Reason.DIVERGED: WeightsDiverged,
+    Reason.RAISED: RemoteError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send ``message`` to the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Connect to the coordinator; ``reached`` or ``lost`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close the connection to the coordinator; nothing follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An epoch begins: take its step."""
+
+    welcome: Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The epoch is over: end everything that waits in it with ``error``."""
+
+    error: PhalanxError
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """The step that this worker was done with counts: update the weights."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """This worker is through; ``error`` says why."""
+
+    error: PhalanxError
+
+
+Move = Tell | Call | HangUp | Begin | Abandon | Apply | Stop
+
+
+class Participant:
+    """A worker's state. It begins connected: ``reached`` is the first thing to happen.
+
+    ``hello`` is what it says of itself; ``whom`` is what to call the coordinator in errors, and ``peer`` the rank that
+    runs it, if one does.
+    """
+
+    def __init__(self, hello: Hello, *, whom: str = "the coordinator", peer: int | None = None) -> None:
+        self.step = hello.step
+        self.epoch = 0
+        self._hello = hello
+        self._whom = whom
+        self._peer = peer
+        self._terms = Terms()
+        self._pending: bytes | None = None  # what this worker is done with, until it hears whether that counts
+        self._is_in = False
+        self._is_reached = False
+        self._has_ended = False
+        self._heard_at = self._next_beat = 0.0
+        self._away_since: float | None = None
+        self._next_call: float | None = None
+        self._nap_s = _FIRST_NAP_S
+
+    @property
+    def next_tick(self) -> float | None:
+        """When ``tick`` has something to do, if ever."""
+        if self._has_ended:
+            return None
+        return min(self._next_beat, self._heard_at + self._terms.patience_s) if self._is_reached else self._next_call
+
+    def reached(self, now: float) -> list[Move]:
+        """What follows when the coordinator was reached."""
+        self._is_reached = True
+        self._heard_at = now
+        self._next_beat = now + self._terms.interval_s
+        return [Tell(replace(self._hello, step=self.step, pending=self._pending))]
+
+    def lost(self, why: str, now: float) -> list[Move]:
+        """What follows when the connection closed, or could not be made."""
+        return self._call_again(PeerLost(f"{self._whom} went away: {why}", peer=self._peer), now)
+
+    def tick(self, now: float) -> list[Move]:
+        """What follows from the time."""
+        if self._has_ended:
+            return []
+        if not self._is_reached:
+            if self._next_call is None or now < self._next_call:
+                return []
+            self._next_call = None
+            return [Call()]
+        if now >= self._heard_at + self._terms.patience_s:
+            return [HangUp(), *self.lost(f"nothing was heard of it for {now - self._heard_at:.1f} s", now)]
+        if now < self._next_beat:
+            return []
+        self._next_beat = now + self._terms.interval_s
+        return [Tell(Beat())]
+
+    def hear(self, message: Message, now: float) -> list[Move]:
+        """What follows from a message of the coordinator."""
+        if self._has_ended:
+            return []
+        self._heard_at = now
+        match message:
+            case Heard(patience_s=patience_s):
+                self._terms = Terms(patience_s=patience_s)
+                self._next_beat = now + self._terms.interval_s
+                self._away_since, self._nap_s = None, _FIRST_NAP_S
+            case Welcome():
+                return self._hear_welcome(message)
+            case Commit():
+                return self._hear_commit(message)
+            case Revoked(epoch=self.epoch, cause=cause, rank=rank, words=words):
+                is_plain = self._hello.lanes is None
+                return self._abandon(_ENDINGS[cause](words, peer=rank) if is_plain else EpochChanged(words))
+            case Refused(reason=reason):
+                return [HangUp(), *self._stop(JoinRefused(f"{self._whom} refused this worker: {reason}"))]
+            case Evict(words=words):
+                return [HangUp(), *self._call_again(Evicted(f"{self._whom} gave this worker up: {words}"), now)]
+            case Halt(step=step, reason=reason, rank=rank, words=words):
+                return [HangUp(), *self._stop(_HALTS.get(reason, Halted)(words, step=step, rank=rank))]
+            case _:
+                pass  # nothing else concerns the membership
+        return []
+
+    def done(self, epoch: int, loss: float, digest: bytes) -> list[Move]:
+        """What follows when this worker is done with its step; nothing, if the epoch is over."""
+        if not self._is_in or epoch != self.epoch:
+            return []
+        self._pending = digest
+        return [Tell(Done(epoch, self.step, loss, digest))]
+
+    def hold(self, epoch: int, step: int) -> list[Move]:
+        """What follows when this worker has got the state of the epoch's step from another."""
+        self.step, self._pending = step, None
+        return [Tell(Holds(epoch))] if epoch == self.epoch else []  # also after its end: others may be gone
+
+    def halt(self, reason: Reason, rank: int | None, words: str) -> list[Move]:
+        """What follows when nobody must go on: everybody hears it, this worker too."""
+        return [Tell(Halt(self.step, reason, rank, words))]
+
+    def leave(self) -> list[Move]:
+        """What follows when this worker wants to go."""
+        self._has_ended = True
+        return [Tell(Leave()), HangUp()]
+
+    def _hear_welcome(self, welcome: Welcome) -> list[Move]:
+        moves = self._abandon(EpochChanged(f"epoch {welcome.epoch} began"))
+        self.epoch = welcome.epoch
+        self._is_in, self._pending = True, None  # what was done in another epoch is done again in this one
+        return [*moves, Begin(welcome)]
+
+    def _hear_commit(self, commit: Commit) -> list[Move]:
+        if commit.step != self.step or commit.digest != self._pending:
+            words = (
+                f"{self._whom} committed step {commit.step}, but this worker holds step {self.step} and is not done "
+            )
+            words += "with the same: start it again from its checkpoint, with the coordinator of its own run"
+            return [HangUp(), *self._stop(ProtocolError(words))]
+        self.step += 1
+        self._pending = None
+        return [Apply(commit)]
+
+    def _call_again(self, why: PhalanxError, now: float) -> list[Move]:
+        """A worker of a run comes back, for a while; for a member of a plain group it is over."""
+        if self._has_ended:
+            return []
+        self._is_reached = False
+        if self._hello.lanes is None:
+            return self._stop(why)
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since > self._terms.rejoin_s:
+            words = (
+                f"{why}, and did not take this worker back for {self._terms.rejoin_s:g} s; it holds step {self.step}"
+            )
+            return self._stop(ConnectError(f"{words}: start the coordinator again on its journal, then this worker"))
+        self._next_call = now + self._nap_s
+        self._nap_s = min(2 * self._nap_s, self._terms.interval_s)
+        return self._abandon(why)
+
+    def _abandon(self, error: PhalanxError) -> list[Move]:
+        was_in, self._is_in = self._is_in, False
+        return [Abandon(error)] if was_in else []
+
+    def _stop(self, error: PhalanxError) -> list[Move]:
+        self._has_ended = True
+        return [*self._abandon(error), Stop(error)]

@@ -1,0 +1,150 @@
+"""What the gradient server does in a call, one wait at a time."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.buffers import Array, runs
+from phalanx.coordinator.accumulator import (
+    Accumulator,
+    Arithmetic,
+    Weighting,
+    check_asked,
+    check_shapes,
+    has_late_weights,
+)
+from phalanx.coordinator.star_worker import Task, Worker
+from phalanx.wire import gradient
+
+RUN = gradient.FRAME_BYTES // gradient.ITEM_BYTES
+"""Elements that are folded together: as soon as every worker has sent them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The mean of all workers' gradients, flat and in f32, and the loss over all samples.
+
+    ``seconds`` is how long it took since the last worker began to send, so that waiting for it is left out.
+    """
+
+    step: int
+    what: gradient.What
+    gradients: Array
+    loss: float
+    correct: int
+    samples: int
+    sizes: tuple[int, ...]
+    seconds: float
+
+    @classmethod
+    def of(cls, mean: gradient.Mean, gradients: Array, seconds: float) -> "Reduced":
+        """What a message says of these gradients."""
+        return cls(mean.step, mean.what, gradients, mean.loss, mean.correct, mean.samples, mean.sizes, seconds)
+
+    @property
+    def message(self) -> gradient.Mean:
+        """What to tell workers of it."""
+        return gradient.Mean(
+            self.step, self.what, len(self.gradients), self.sizes, self.loss, self.correct, self.samples
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """One gradient of every worker, to become their mean; ``scratch`` has room for a run of each.
+
+    If ``is_streaming``, the mean of a run leaves while later runs arrive.
+    """
+
+    workers: Sequence[Worker]
+    step: int
+    what: gradient.What
+    weighting: Weighting
+    arithmetic: Arithmetic
+    scratch: Array
+    is_streaming: bool
+
+    def reduce(self) -> Task[Reduced]:
+        """Return the mean, once everybody has sent everything."""
+        sent = yield from self._stated()
+        began = time.perf_counter()
+        if not self.is_streaming and has_late_weights(sent, self.weighting):
+            accumulator = yield from self._reduce_whole(sent[0].elements)
+        else:
+            accumulator = yield from self._reduce_runs(sent)
+        mean = accumulator.describe((yield from self._complete()))
+        for worker in self.workers:
+            worker.stated.popleft()
+            worker.complete.popleft()
+        return Reduced.of(mean, accumulator.result, time.perf_counter() - began)
+
+    def _reduce_runs(self, sent: Sequence[gradient.Gradient]) -> Task[Accumulator]:
+        accumulator = self._accumulator(sent)
+        mean = accumulator.describe(sent)
+        if self.is_streaming:
+            for worker in self.workers:
+                worker.peer.say(mean)
+        for run in runs(slice(0, mean.elements), RUN):
+            contributions = self.scratch[:, : run.stop - run.start]
+            yield from self._receive(contributions)
+            accumulator.add_up(run, list(contributions))
+            if self.is_streaming:
+                frame = gradient.data_frame(mean, as_bytes(accumulator.result[run]))
+                for worker in self.workers:
+                    worker.peer.post(frame)
+        return accumulator
+
+    def _reduce_whole(self, elements: int) -> Task[Accumulator]:
+        """Hold all gradients, since what they count for comes after them."""
+        contributions = np.empty((len(self.workers), elements), np.float32)
+        yield from self._receive(contributions)
+        accumulator = self._accumulator((yield from self._complete()))
+        accumulator.add_up(slice(0, elements), list(contributions))
+        return accumulator
+
+    def _accumulator(self, sent: Sequence[gradient.Gradient]) -> Accumulator:
+        return Accumulator(sent, list(map(str, self.workers)), self.weighting, self.arithmetic)
+
+    def _stated(self) -> Task[list[gradient.Gradient]]:
+        while True:
+            for worker in self.workers:
+                if worker.stated:
+                    check_asked(worker.number, str(worker), worker.stated[0], self.step, self.what)
+            missing = [worker for worker in self.workers if not worker.stated]
+            if not missing:
+                break
+            yield missing
+        sent = [worker.stated[0] for worker in self.workers]
+        check_shapes(sent, list(map(str, self.workers)))
+        return sent
+
+    def _receive(self, contributions: Array) -> Task[None]:
+        for worker, row in zip(self.workers, contributions, strict=True):
+            worker.peer.room = as_bytes(row)
+        while missing := [worker for worker in self.workers if worker.peer.room]:
+            yield missing
+
+    def _complete(self) -> Task[list[gradient.Gradient]]:
+        while missing := [worker for worker in self.workers if not worker.complete]:
+            yield missing
+        return [worker.complete[0] for worker in self.workers]
+
+
+def broadcast(workers: Sequence[Worker], mean: Reduced) -> Task[None]:
+    """Send a mean to all workers."""
+    for worker in workers:
+        worker.peer.say(mean.message, as_bytes(mean.gradients))
+    yield from until_quiet(workers)
+
+
+def until_quiet(workers: Sequence[Worker]) -> Task[None]:
+    """Return when the workers have taken all that was said to them."""
+    while busy := [worker for worker in workers if not worker.peer.is_quiet]:
+        yield busy
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.data.cast("B") if array.size else memoryview(b"")

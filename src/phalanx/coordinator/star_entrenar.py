@@ -1,0 +1,150 @@
+"""The wire of entrenar, spoken in the words of ours."""
+
+from collections.abc import Iterator
+
+from phalanx.errors import BadFrame, CollectiveMismatch
+from phalanx.wire import entrenar, gradient
+
+
+class EntrenarWire:
+    """Reads and writes entrenar's frames, for a server or for a worker; what they cannot say, they say as Shutdown.
+
+    They are never interrupted: entrenar's own peers read a frame to its end.
+    """
+
+    is_streaming = False
+
+    def __init__(self) -> None:
+        self._reader = entrenar.Reader()
+        self._worker = 0
+        self._blocks = 1
+
+    @property
+    def wants(self) -> int:
+        """The most bytes to feed next."""
+        return self._reader.wants
+
+    @property
+    def data_bytes(self) -> int:
+        """The bytes of gradients that come before anything else."""
+        return self._reader.data_bytes
+
+    def feed(self, data: bytes) -> list[gradient.Event]:
+        """Take in what the peer sent, and say what it came to."""
+        return self._translate(self._reader.feed(data))
+
+    def took(self, size_bytes: int) -> list[gradient.Event]:
+        """Leave out elements that were received elsewhere, and say whether the gradient is complete."""
+        return self._translate(self._reader.took(size_bytes))
+
+    def trust(self) -> None:
+        """Accept all that this wire can carry, now that the peer has joined."""
+        self._reader.raise_limit(2**32 - 1)
+
+    def frames(self, message: gradient.Message, data: memoryview) -> Iterator[tuple[gradient.Buffer, ...]]:
+        """All there is to send for a message; ``data`` is the elements, if it has any, and is not copied."""
+        if isinstance(message, gradient.Joined):
+            self._worker = message.worker
+        if isinstance(message, gradient.Gradient) and isinstance(message.what, gradient.Block):
+            self._blocks = message.what.of
+        theirs = self._to_theirs(message)
+        yield entrenar.opening(theirs), data, entrenar.closing(theirs)
+
+    def _translate(self, event: entrenar.Began | entrenar.Ended | None) -> list[gradient.Event]:
+        match event:
+            case None | entrenar.Ended(message=entrenar.Heartbeat()):
+                return []
+            case entrenar.Began(message=theirs):
+                message = self._to_ours(theirs, is_complete=False)
+                assert isinstance(message, gradient.Gradient | gradient.Mean)
+                return [gradient.Began(message)]
+            case entrenar.Ended(message=theirs):
+                message = self._to_ours(theirs, is_complete=True)
+                if isinstance(message, gradient.Gradient | gradient.Mean) and message.elements == 0:
+                    return [gradient.Began(message), gradient.Ended(message)]
+                return [gradient.Ended(message)]
+
+    def _to_theirs(self, message: gradient.Message) -> entrenar.Message:
+        match message:
+            case gradient.Join(name=name):
+                return entrenar.JoinRequest(name, 1, "cpu")
+            case gradient.Joined(worker=worker, workers=workers):
+                return entrenar.JoinAccepted(worker, workers)
+            case gradient.Shard(step=step, start=start, stop=stop):
+                return entrenar.ShardAssignment(step, start, stop)
+            case gradient.Gradient():
+                return self._to_payload(message)
+            case gradient.Mean():
+                return _to_averaged(message)
+            case gradient.Halt() | gradient.End() | gradient.Refused():
+                return entrenar.Shutdown()
+
+    def _to_payload(self, sent: gradient.Gradient) -> entrenar.Gradient:
+        match sent.what:
+            case gradient.Whole():
+                return entrenar.GradientPayload(
+                    sent.step, self._worker, sent.elements, sent.loss, sent.correct, sent.samples or 0
+                )
+            case gradient.Block(index=index, of=blocks):
+                return entrenar.BlockGradientPayload(sent.step, self._worker, index, blocks, sent.sizes, sent.elements)
+            case gradient.Component(value=component):
+                return entrenar.NonBlockGradientPayload(sent.step, self._worker, component, sent.elements)
+
+    def _to_ours(self, message: entrenar.Message, *, is_complete: bool) -> gradient.Message:
+        match message:
+            case entrenar.JoinRequest(node_id=name):
+                return gradient.Join(name=name)
+            case entrenar.JoinAccepted(worker_id=worker, total_workers=workers):
+                self._worker = worker
+                return gradient.Joined(worker=worker, workers=workers)
+            case entrenar.ShardAssignment(step=step, shard_start=start, shard_end=stop):
+                return gradient.Shard(step=step, start=start, stop=stop)
+            case entrenar.GradientPayload() | entrenar.BlockGradientPayload() | entrenar.NonBlockGradientPayload():
+                return self._to_gradient(message, is_complete=is_complete)
+            case entrenar.AveragedGradient(step=step, elements=elements, global_loss=loss):
+                return gradient.Mean(step=step, what=gradient.Whole(), elements=elements, sizes=(elements,), loss=loss)
+            case entrenar.AveragedBlockGradient(step=step, block_idx=index, component_sizes=sizes, elements=elements):
+                return gradient.Mean(step=step, what=_block(index, self._blocks), elements=elements, sizes=sizes)
+            case entrenar.AveragedNonBlockGradient(step=step, component=component, elements=elements):
+                return gradient.Mean(step=step, what=_component(component), elements=elements, sizes=(elements,))
+            case entrenar.Shutdown():
+                return gradient.End()
+            case entrenar.Heartbeat():
+                raise AssertionError("heartbeats have no meaning of ours")
+
+    def _to_gradient(self, sent: entrenar.Gradient, *, is_complete: bool) -> gradient.Gradient:
+        step, elements = sent.step, sent.elements
+        match sent:
+            case entrenar.GradientPayload(worker_id=worker, loss=loss, correct=correct, total=total):
+                samples = total if is_complete else None
+                message = gradient.Gradient(step, gradient.Whole(), elements, (elements,), loss, correct, samples)
+            case entrenar.BlockGradientPayload(worker_id=worker, block_idx=index, num_blocks=of, component_sizes=sizes):
+                message = gradient.Gradient(step, _block(index, of), elements, sizes)
+            case entrenar.NonBlockGradientPayload(worker_id=worker, component=component):
+                message = gradient.Gradient(step, _component(component), elements, (elements,))
+        if worker != self._worker:
+            raise CollectiveMismatch(f"it calls itself worker {worker} in what it sent: {message}", peer=self._worker)
+        return message
+
+
+def _to_averaged(mean: gradient.Mean) -> entrenar.Gradient:
+    match mean.what:
+        case gradient.Whole():
+            return entrenar.AveragedGradient(mean.step, mean.elements, mean.loss)
+        case gradient.Block(index=index):
+            return entrenar.AveragedBlockGradient(mean.step, index, mean.sizes, mean.elements)
+        case gradient.Component(value=component):
+            return entrenar.AveragedNonBlockGradient(mean.step, component, mean.elements)
+
+
+def _block(index: int, of: int) -> gradient.Block:
+    if index >= of:
+        raise BadFrame(f"a model of {of} blocks has no block {index}")
+    return gradient.Block(index, of)
+
+
+def _component(code: int) -> gradient.Component:
+    try:
+        return gradient.Component(code)
+    except ValueError:
+        raise BadFrame(f"no component of a model has the number {code}") from None

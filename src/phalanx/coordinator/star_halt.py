@@ -1,0 +1,45 @@
+"""Why everybody halts: an error at the gradient server, a message to its workers, and an error there again."""
+
+from phalanx.errors import (
+    CollectiveMismatch,
+    DeadlineExceeded,
+    Halted,
+    NonFiniteGradient,
+    PeerLost,
+    PhalanxError,
+    ProtocolError,
+    RemoteError,
+)
+from phalanx.wire import gradient
+
+_WORDS = 4000
+_REASONS: dict[type[Exception], gradient.Reason] = {
+    NonFiniteGradient: gradient.Reason.NON_FINITE,
+    PeerLost: gradient.Reason.LOST,
+    DeadlineExceeded: gradient.Reason.STALLED,
+    ProtocolError: gradient.Reason.DISAGREED,
+    Exception: gradient.Reason.FAILED,
+}
+
+
+def to_message(error: Exception, step: int) -> gradient.Halt:
+    """What to tell the workers about an error of this step."""
+    reason = next(reason for kind, reason in _REASONS.items() if isinstance(error, kind))
+    culprit = error.rank if isinstance(error, Halted) else getattr(error, "peer", None)
+    words = str(error) if isinstance(error, PhalanxError) else f"the gradient server failed: {error!r}"
+    return gradient.Halt(step=step, reason=reason, worker=culprit, words=words[:_WORDS])
+
+
+def to_error(halt: gradient.Halt) -> PhalanxError:
+    """What a worker that is told so raises."""
+    match halt.reason:
+        case gradient.Reason.NON_FINITE:
+            return NonFiniteGradient(halt.words, step=halt.step, rank=halt.worker)
+        case gradient.Reason.LOST:
+            return PeerLost(halt.words, peer=halt.worker)
+        case gradient.Reason.STALLED:
+            return DeadlineExceeded(halt.words, peer=halt.worker)
+        case gradient.Reason.DISAGREED:
+            return CollectiveMismatch(halt.words, peer=halt.worker)
+        case gradient.Reason.FAILED:
+            return RemoteError(halt.words, step=halt.step, rank=halt.worker)

@@ -1,0 +1,115 @@
+"""What the processes of a simulated cluster stand on: order, time and chance, without saying how they are made."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol, TypeVar
+
+from phalanx.coordinator.terms import Terms
+from phalanx.wire import Message
+
+T = TypeVar("T")
+Act = Callable[..., None]
+
+
+class Closed(Enum):
+    """What is read from a connection after everything else."""
+
+    CLOSED = auto()
+
+
+CLOSED = Closed.CLOSED
+Said = Message | Closed
+
+
+class Takes(Enum):
+    """What takes time."""
+
+    COMPUTING = auto()
+    NOTICING = auto()
+    CALLING = auto()
+
+
+class Actor(Protocol):
+    """A process: things happen to it while it lives."""
+
+    name: str
+    is_alive: bool
+
+    def tick(self) -> None:
+        """Do what is due now."""
+
+    def crash(self) -> None:
+        """End without a word."""
+
+
+class Caller(Actor, Protocol):
+    """A process that called the coordinator."""
+
+    def hear(self, connection: "Connection", said: Said) -> None:
+        """The coordinator said something."""
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A worker's connection to the coordinator; when it ``is_cut``, nothing passes any more."""
+
+    number: int
+    worker: str
+    life: int
+    """Which life of the coordinator it was made in."""
+    is_cut: bool = False
+
+    def __repr__(self) -> str:
+        return f"connection {self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the workers are to do, and how long they wait for each other."""
+
+    steps: int
+    lanes: int
+    terms: Terms
+    deadline_s: float
+    spoiled: tuple[int, int] | None = None
+    """The step and the lane that give no number, if any."""
+
+
+class Stage(ABC):
+    """Decides what happens next."""
+
+    now = 0.0
+
+    @abstractmethod
+    def post(self, takes: Takes, line: Hashable, actor: Actor, act: Act, *about: object) -> None:
+        """Let something happen to ``actor`` a while later, in the order of its ``line``."""
+
+    @abstractmethod
+    def carry(self, source: Actor, target: Actor, line: Hashable, act: Act, *about: object) -> None:
+        """Let something arrive from elsewhere, if the network allows."""
+
+    @abstractmethod
+    def at(self, when: float, actor: Actor, act: Act, *about: object) -> None:
+        """Let something happen to ``actor`` at a time."""
+
+    @abstractmethod
+    def tick_at(self, actor: Actor, when: float | None) -> None:
+        """Let ``actor`` tick at this time, and not at another that was asked for before."""
+
+    @abstractmethod
+    def can_reach(self, source: Actor, target: Actor) -> bool:
+        """Whether a new connection can be made."""
+
+    @abstractmethod
+    def dies(self, actor: Actor) -> bool:
+        """Whether ``actor`` crashes here, between two things that it does."""
+
+    @abstractmethod
+    def pick(self, choices: Sequence[T]) -> T:
+        """One of them."""
+
+    @abstractmethod
+    def count(self, what: str) -> None:
+        """Count something that happened."""

@@ -1,0 +1,228 @@
+"""Where connections prove themselves, before anything they say is listened to."""
+
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigError, PhalanxError
+from phalanx.transport.address import format_address, is_loopback
+from phalanx.transport.credentials import Credentials
+from phalanx.transport.deadline import Deadline
+from phalanx.transport.epoch import Epoch
+from phalanx.transport.stream import NOT_NOW
+from phalanx.transport.tcp import Listener, connect
+from phalanx.transport.visitor import Visitor, awaited
+from phalanx.wire import Address, Purpose
+
+_PATIENCE_S = 10.0  # to prove oneself
+_AWAY_S = 1.0  # who is judged this much too late was not attended to: the fault is ours
+_PAUSE_S = 1.0  # when this machine has no descriptor left
+_MOST_UNPROVEN = 512
+_MOST_AT_ONCE = 64  # accepted in one go, so that the others get their turn
+_log = logging.getLogger("phalanx")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A connection that has proven itself, and never waits.
+
+    ``opening`` is what was read of another wire's first message, and empty on ours; ``tag`` is that of our call, and
+    None for theirs.
+    """
+
+    socket: socket.socket
+    origin: str
+    opening: bytes = b""
+    tag: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A call of ours that came to nothing: with a PhalanxError they said why, with an OSError they did not."""
+
+    tag: object
+    error: PhalanxError | OSError
+
+
+class Door:
+    """Listens, and lets in only who knows the token and has come for ``purpose``; who has not is logged.
+
+    It never waits: its owner polls its descriptor, and calls ``arrivals`` when that is readable or ``next_due`` has
+    come. ``knows_foreign`` says from the first bytes of a connection whether it speaks another wire that the owner
+    understands: that one is let in as it is. Without a token only this machine can be listened to.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        credentials: Credentials,
+        purpose: Purpose,
+        *,
+        knows_foreign: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        self._listener = Listener(host, port)
+        self.address: Address = self._listener.address
+        if credentials.token is None and not is_loopback(self.address.host):
+            self._listener.close()
+            raise ConfigError(
+                f"{format_address(self.address)} is reachable from other machines, and without a token anybody could "
+                "join: make one with `phalanx token > FILE` and pass --token-file FILE, or bind to 127.0.0.1"
+            )
+        self._credentials = credentials
+        self._purpose = purpose
+        self._knows_foreign = knows_foreign
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self)
+        self._strangers: dict[Visitor, float] = {}  # in the order in which they came: until when they have time
+        self._calls: dict[Visitor, object] = {}  # ours, and their tags
+        self._refusals: list[Refusal] = []
+        self._paused_until: float | None = None
+
+    @property
+    def next_due(self) -> float | None:
+        """When ``arrivals`` should be called even if nothing happens, by the monotonic clock."""
+        pause = [] if self._paused_until is None else [self._paused_until]
+        return min([*self._strangers.values(), *pause], default=None)
+
+    def fileno(self) -> int:
+        """Readable when there is something to do."""
+        return self._selector.fileno()
+
+    def arrivals(self) -> list[Arrival]:
+        """Who has proven itself since this was asked last."""
+        ready = {key.fileobj: key.data for key, _ in self._selector.select(0)}
+        has_callers = ready.pop(self._listener, None) is not None
+        arrived = [arrival for visitor in ready.values() if (arrival := self._attend(visitor))]
+        if has_callers:
+            self._accept()
+        self._judge(time.monotonic())
+        return arrived
+
+    def dial(self, connected: socket.socket, origin: str, tag: object) -> None:
+        """Prove ourselves on a connection that we made; it arrives with ``tag``, or is among the ``refusals``."""
+        try:
+            visitor = Visitor(connected, origin, self._credentials, self._purpose, server_side=False)
+        except OSError as error:
+            self._refusals.append(Refusal(tag, error))
+        else:
+            self._calls[visitor] = tag
+            self._selector.register(visitor.socket, selectors.EVENT_WRITE, visitor)
+
+    def refusals(self) -> list[Refusal]:
+        """The calls of ours that have failed since this was asked last."""
+        refusals, self._refusals = self._refusals, []
+        return refusals
+
+    def close(self) -> None:
+        """Stop listening, and hang up on who has not proven itself. Closing twice is harmless."""
+        self._listener.close()
+        for visitor in (*self._strangers, *self._calls):
+            visitor.socket.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                accepted = self._listener.accept_nowait()
+            except OSError as error:  # it stays readable, so do not look at it for a while
+                _log.warning("nobody can connect to %s for now: %s", format_address(self.address), error.strerror)
+                self._selector.unregister(self._listener)
+                self._paused_until = time.monotonic() + _PAUSE_S
+                return
+            if accepted is None:
+                return
+            self._receive(*accepted)
+
+    def _receive(self, connected: socket.socket, origin: str) -> None:
+        try:
+            visitor = Visitor(
+                connected,
+                origin,
+                self._credentials,
+                self._purpose,
+                server_side=True,
+                knows_foreign=self._knows_foreign,
+            )
+        except OSError as error:
+            _log_refusal(origin, error)
+            return
+        self._strangers[visitor] = time.monotonic() + _PATIENCE_S
+        self._selector.register(visitor.socket, selectors.EVENT_READ, visitor)
+        if len(self._strangers) > _MOST_UNPROVEN:
+            self._send_away(
+                next(iter(self._strangers)), TimeoutError("it had not proven itself when too many others came")
+            )
+
+    def _attend(self, visitor: Visitor) -> Arrival | None:
+        try:
+            visitor.advance()
+        except NOT_NOW as busy:
+            self._selector.modify(visitor.socket, awaited(busy), visitor)
+            return None
+        except (OSError, PhalanxError) as error:
+            self._send_away(visitor, error)
+            return None
+        return Arrival(visitor.socket, visitor.origin, visitor.opening, self._forget(visitor))
+
+    def _judge(self, now: float) -> None:
+        if self._paused_until is not None and now >= self._paused_until:
+            self._selector.register(self._listener, selectors.EVENT_READ, self)
+            self._paused_until = None
+        for visitor, due in list(self._strangers.items()):
+            if now - due > _AWAY_S:
+                self._strangers[visitor] = now + _PATIENCE_S
+            elif now >= due:
+                self._send_away(visitor, TimeoutError(f"it did not prove itself within {_PATIENCE_S:g} s"))
+
+    def _send_away(self, visitor: Visitor, error: PhalanxError | OSError) -> None:
+        if visitor in self._calls:
+            self._refusals.append(Refusal(self._calls[visitor], error))
+        else:
+            _log_refusal(visitor.origin, error)
+        self._forget(visitor)
+        visitor.hang_up()
+
+    def _forget(self, visitor: Visitor) -> object:
+        """Leave it to others, and return its tag."""
+        self._selector.unregister(visitor.socket)
+        self._strangers.pop(visitor, None)
+        return self._calls.pop(visitor, None)
+
+
+def call(
+    addresses: Sequence[Address],
+    deadline: Deadline,
+    credentials: Credentials,
+    purpose: Purpose,
+    *,
+    whom: str,
+    peer: int | None = None,
+    epoch: Epoch | None = None,
+) -> socket.socket:
+    """A connection to the first of ``addresses`` behind whose door both sides have proven themselves.
+
+    It waits, as sockets do; set its timeout if it shall not.
+    """
+
+    def greet(connected: socket.socket, patience: Deadline) -> socket.socket:
+        visitor = Visitor(connected, whom, credentials, purpose, server_side=False)
+        try:
+            visitor.wait_until_proven(patience)
+        except ConnectionError as error:
+            visitor.hang_up()
+            raise ConnectionResetError("it hung up on us; do both sides use TLS?") from error
+        except BaseException:
+            visitor.hang_up()
+            raise
+        visitor.socket.settimeout(None)
+        return visitor.socket
+
+    return connect(addresses, deadline, whom=whom, peer=peer, epoch=epoch, greet=greet)
+
+
+def _log_refusal(origin: str, error: PhalanxError | OSError) -> None:
+    _log.warning("refused a connection from %s: %s", origin, getattr(error, "strerror", None) or error)

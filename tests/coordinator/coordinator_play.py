@@ -1,0 +1,145 @@
+"""A coordinator whose workers are played, and a worker whose coordinator is: events go in, what follows comes out."""
+
+from phalanx.coordinator.decision import Drop, Record, Say
+from phalanx.coordinator.membership import Membership
+from phalanx.coordinator.participant import Participant
+from phalanx.coordinator.record import Past
+from phalanx.coordinator.terms import Terms
+from phalanx.wire import Address, Beat, Done, Heard, Hello, Waiting, Welcome, encode
+
+LANES = 8
+PATIENCE_S = 5.0
+
+
+def plain_hello(rank=None, size=None, job="", pid=1):
+    """What a worker of a group that takes no steps says."""
+    return Hello(host="anvil", addresses=(Address("10.0.0.7", 4000),), pid=pid, rank=rank, size=size, job=job)
+
+
+def run_hello(name, *, rank=None, size=None, step=0, pending=None, lanes=LANES):
+    """What a worker of a run says."""
+    return Hello(
+        host="anvil",
+        addresses=(),
+        pid=7,
+        rank=rank,
+        size=size,
+        job="",
+        name=name,
+        device="cpu",
+        threads=2,
+        lanes=lanes,
+        step=step,
+        pending=pending,
+    )
+
+
+def waiting(*ranks, words="barrier", sequence=7):
+    return Waiting(epoch=1, ranks=ranks, group="world", sequence=sequence, words=words)
+
+
+class Play:
+    """A ``Membership``, the time, and what a journal would have of it; decisions are carried out as a server does."""
+
+    def __init__(self, least=None, most=None, *, job="", past=None, now=0.0):
+        terms = Terms(minimum=least, maximum=most or least, job=job)
+        self.now = now
+        self.past = past or Past()
+        self.membership = Membership(terms, bytes(32), past, now)
+
+    def say(self, connection, message):
+        return self._carry_out(self.membership.hear(connection, message, self.now))
+
+    def hang_up(self, connection):
+        return self._carry_out(self.membership.hang_up(connection, self.now))
+
+    def wait(self, seconds, beating=()):
+        """Let time pass, from one tick to the next, while the workers behind ``beating`` stay alive."""
+        until = self.now + seconds
+        decisions = []
+        while (due := self.membership.next_tick) is not None and due <= until:
+            self.now = max(self.now, due)
+            for connection in beating:
+                self.say(connection, Beat())
+            decisions += self._carry_out(self.membership.tick(self.now))
+        self.now = until
+        return decisions
+
+    def finish_step(self, *connections):
+        """The workers behind these connections are done with the present step, and did the same."""
+        done = Done(self.membership.epoch, self.membership.step, 0.5, b"same")
+        return [decision for connection in connections for decision in self.say(connection, done)]
+
+    def _carry_out(self, decisions):
+        carried = []
+        for decision in decisions:
+            carried.append(decision)
+            match decision:
+                case Say(message=message):
+                    encode(message)  # what nobody could receive must not be said
+                case Record(line=line):
+                    self.past = self.past.after(line)
+                case Drop(connection=connection):
+                    carried += self._carry_out(self.membership.hang_up(connection, self.now))
+        return carried
+
+
+def plain_group(size=3):
+    """A complete group that takes no steps, where rank r is behind connection 10 + r."""
+    play = Play(size)
+    for rank in range(size):
+        play.say(10 + rank, plain_hello(rank))
+    return play
+
+
+def run_of(size, least=None, most=None):
+    """A run in its first epoch, where rank r, of the name wr, is behind connection 10 + r."""
+    names = frozenset(f"w{rank}" for rank in range(size))  # who is awaited is in the first epoch, however few would do
+    play = Play(least or size, most or size, past=Past(lanes=LANES, names=names))
+    for rank in range(size):
+        play.say(10 + rank, run_hello(f"w{rank}"))
+    return play
+
+
+def told(decisions, kind):
+    """Who is told messages of this kind: the message by connection."""
+    return {
+        connection: decision.message
+        for decision in decisions
+        if isinstance(decision, Say) and isinstance(decision.message, kind)
+        for connection in decision.to
+    }
+
+
+def only(decisions, kind):
+    """The one message of this kind that everybody who is told one is told."""
+    (message,) = set(told(decisions, kind).values())
+    return message
+
+
+def recorded(decisions):
+    """The lines that are written down."""
+    return [decision.line for decision in decisions if isinstance(decision, Record)]
+
+
+def welcome(epoch=1, step=0):
+    return Welcome(epoch=epoch, rank=0, key=bytes(16), members=(), step=step)
+
+
+def member(hello=None, now=0.0, **others):
+    """A worker that is in epoch 1."""
+    worker = Participant(hello or run_hello("w0"), **others)
+    worker.reached(now)
+    worker.hear(Heard(PATIENCE_S), now)
+    worker.hear(welcome(), now)
+    return worker
+
+
+def plain_member(**others):
+    return member(plain_hello(), **others)
+
+
+def ending(moves):
+    """The type and the words of the error that moves end with."""
+    error = moves[-1].error
+    return type(error), str(error)

@@ -1,0 +1,119 @@
+"""Why a run ends before its time."""
+
+from coordinator_play import Play, only, recorded, run_hello, run_of, told
+
+from phalanx.coordinator.decision import Record, Say
+from phalanx.coordinator.record import Ended
+from phalanx.wire import Commit, Halt, Leave, Reason, Welcome
+
+REJOIN_S = 60.0
+
+
+# Halting
+
+
+def test_a_worker_that_halts_halts_everybody_with_its_own_words():
+    play = run_of(2)
+    play.say(20, run_hello("spare"))
+    halt = Halt(0, Reason.NON_FINITE, 1, "rank 1, lane 5: layer.weight is not finite")
+
+    decisions = play.say(11, halt)
+
+    assert decisions == [Record(Ended(halt.words)), Say((10, 11, 20), halt)]
+
+
+def test_the_first_reason_to_halt_stays():
+    play = run_of(1)
+    play.say(10, Halt(0, Reason.NON_FINITE, 0, "not finite"))
+
+    later = [*play.say(10, Halt(0, Reason.RAISED, 0, "later")), *play.say(10, Leave()), *play.finish_step(10)]
+
+    assert later == []
+    assert play.membership.ended == "not finite"
+
+
+def test_a_commit_that_cannot_be_written_down_halts_everybody_and_is_taken_back():
+    play = run_of(2)
+    written, _ = play.finish_step(10, 11)
+
+    decisions = play.membership.fail_to_record(written.line, "No space left on device")
+
+    words = "the coordinator cannot write its journal: No space left on device; "
+    words += "make room, and start it again on the same journal"
+    assert decisions == [Say((10, 11), Halt(0, Reason.UNRECORDED, None, words))]
+    assert told(play.say(20, run_hello("w0", pending=b"same")), Commit) == {}
+
+
+def test_an_epoch_that_cannot_be_written_down_halts_everybody():
+    play = Play(1)
+    _, written, _ = play.say(10, run_hello("w0"))
+
+    decisions = play.membership.fail_to_record(written.line, "No space left on device")
+
+    assert only(decisions, Halt).reason is Reason.UNRECORDED
+    assert recorded(decisions) == []
+
+
+# Being stuck
+
+
+def test_a_run_with_too_few_workers_waits_and_then_gives_up():
+    play = run_of(2)
+    play.finish_step(10, 11)
+    play.hang_up(11)
+
+    early = play.wait(0.9 * REJOIN_S, beating=(10,))
+    decisions = play.wait(0.2 * REJOIN_S, beating=(10,))
+
+    words = "there were 1 of at least 2 workers for 60 s at step 1: "
+    words += "start all workers again from the last checkpoint, with a new journal"
+    assert early == []
+    assert decisions == [Record(Ended(words)), Say((10,), Halt(1, Reason.STUCK, None, words))]
+
+
+def test_a_run_that_nobody_holds_the_state_of_gives_up():
+    play = run_of(1)
+    play.finish_step(10)
+    play.hang_up(10)
+    play.say(20, run_hello("new"))
+
+    decisions = play.wait(REJOIN_S, beating=(20,))
+
+    words = "nobody came for 60 s who holds the state of step 1: "
+    words += "start all workers again from the last checkpoint, with a new journal"
+    assert only(decisions, Halt) == Halt(1, Reason.STUCK, None, words)
+
+
+def test_a_run_that_became_whole_in_time_does_not_give_up():
+    play = run_of(2)
+    play.hang_up(11)
+    play.wait(0.9 * REJOIN_S, beating=(10,))
+
+    play.say(20, run_hello("new"))
+
+    assert play.wait(REJOIN_S, beating=(10, 20)) == []
+
+
+def test_a_run_gives_up_after_a_hundred_epochs_in_which_no_step_succeeded():
+    play = run_of(1)
+    decisions = []
+
+    for connection in range(20, 120):
+        assert decisions == [] or told(decisions, Halt) == {}
+        decisions = play.say(connection, run_hello("w0"))
+
+    words = "step 0 did not succeed in 100 epochs: look at the network between the workers, "
+    words += "then start all of them again from the last checkpoint, with a new journal"
+    assert only(decisions, Halt) == Halt(0, Reason.STUCK, None, words)
+    assert told(decisions, Welcome) == {}
+
+
+def test_a_step_that_succeeds_makes_epochs_fruitful_again():
+    play = run_of(1)
+    for connection in range(20, 100):
+        play.say(connection, run_hello("w0"))
+    play.finish_step(99)
+
+    decisions = [each for connection in range(100, 160) for each in play.say(connection, run_hello("w0", step=1))]
+
+    assert told(decisions, Halt) == {}

@@ -1,0 +1,149 @@
+"""A worker stays alive, and comes back."""
+
+from coordinator_play import PATIENCE_S, ending, member, run_hello
+
+from phalanx.coordinator.participant import Abandon, Call, HangUp, Stop, Tell
+from phalanx.errors import ConnectError, Evicted, PeerLost
+from phalanx.wire import Beat, Evict, Heard
+
+REJOIN_S = 60.0
+
+
+# Staying alive
+
+
+def test_a_worker_beats_at_every_interval():
+    worker = member()
+
+    beats = []
+    for _ in range(3):
+        now = worker.next_tick
+        beats.append((now, worker.tick(now)))
+        worker.hear(Beat(), now)
+
+    assert beats == [(now, [Tell(Beat())]) for now in (1.0, 2.0, 3.0)]
+
+
+def test_the_coordinator_says_how_often():
+    worker = member()
+
+    worker.hear(Heard(20.0), 0.5)
+
+    assert worker.next_tick == 4.5
+
+
+def test_nothing_happens_before_its_time():
+    worker = member()
+
+    assert worker.tick(0.9) == []
+
+
+def test_a_coordinator_that_is_silent_is_lost():
+    worker = member()
+    moves = []
+
+    while not any(isinstance(move, HangUp) for move in moves):
+        now = worker.next_tick
+        moves = worker.tick(now)
+
+    assert now == PATIENCE_S
+    assert ending(moves) == (PeerLost, "the coordinator went away: nothing was heard of it for 5.0 s")
+    assert isinstance(moves[-1], Abandon)
+
+
+# Coming back
+
+
+def test_a_worker_of_a_run_calls_again_and_says_which_step_it_holds():
+    worker = member(run_hello("w0", step=3))
+    worker.done(1, 0.5, b"digest")
+
+    moves = worker.lost("connection reset", 10.0)
+    early = worker.tick(10.0)
+    called = worker.tick(worker.next_tick)
+    hello = worker.reached(11.0)
+
+    assert ending(moves) == (PeerLost, "the coordinator went away: connection reset")
+    assert (early, called) == ([], [Call()])
+    assert hello == [Tell(run_hello("w0", step=3, pending=b"digest"))]
+
+
+def test_no_second_call_is_made_while_one_is_under_way():
+    worker = member()
+    worker.lost("connection reset", 10.0)
+    worker.tick(worker.next_tick)
+
+    assert worker.next_tick is None
+    assert worker.tick(1000.0) == []
+
+
+def test_naps_between_calls_double_up_to_the_interval():
+    worker = member()
+    now, naps = 10.0, []
+
+    for _ in range(8):
+        worker.lost("refused", now)
+        naps.append(round(worker.next_tick - now, 6))
+        now = worker.next_tick
+        worker.tick(now)
+
+    assert naps == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+def test_naps_are_short_again_after_a_call_that_succeeded():
+    worker = member()
+    for now in (10.0, 11.0, 12.0):
+        worker.lost("refused", now)
+    worker.reached(13.0)
+    worker.hear(Heard(PATIENCE_S), 13.0)
+
+    worker.lost("refused", 20.0)
+
+    assert worker.next_tick == 20.05
+
+
+def test_a_worker_gives_up_when_the_coordinator_stays_away():
+    worker = member(run_hello("w0", step=3))
+    worker.lost("refused", 10.0)
+
+    early = worker.lost("refused", 10.0 + REJOIN_S)
+    moves = worker.lost("refused", 10.1 + REJOIN_S)
+
+    words = "the coordinator went away: refused, and did not take this worker back for 60 s; it holds step 3: "
+    words += "start the coordinator again on its journal, then this worker"
+    assert early == []
+    assert ending(moves) == (ConnectError, words)
+    assert isinstance(moves[-1], Stop)
+    assert worker.next_tick is None
+
+
+def test_a_coordinator_that_came_back_may_go_away_again_for_as_long():
+    worker = member()
+    worker.lost("refused", 10.0)
+    worker.reached(60.0)
+    worker.hear(Heard(PATIENCE_S), 60.0)
+
+    moves = worker.lost("refused", 60.0 + REJOIN_S)
+
+    assert moves == []
+
+
+def test_being_reached_without_being_heard_is_not_coming_back():
+    worker = member()
+    worker.lost("refused", 10.0)
+    worker.reached(60.0)
+
+    moves = worker.lost("refused", 11.0 + REJOIN_S)
+
+    assert isinstance(moves[-1], Stop)
+
+
+def test_who_was_evicted_from_a_run_comes_again():
+    worker = member()
+
+    moves = worker.hear(Evict("rank 0 was given up"), 10.0)
+
+    assert moves[0] == HangUp()
+    assert ending(moves) == (Evicted, "the coordinator gave this worker up: rank 0 was given up")
+    assert isinstance(moves[-1], Abandon)
+    assert worker.tick(worker.next_tick) == [Call()]

@@ -1,0 +1,44 @@
+import pytest
+
+from phalanx.coordinator.terms import Terms, parse_workers
+from phalanx.errors import ConfigError
+
+
+@pytest.mark.parametrize(("text", "workers"), [("4", (4, 4)), ("2:8", (2, 8)), ("1:1", (1, 1)), ("02", (2, 2))])
+def test_the_number_of_workers_is_one_or_a_range(text, workers):
+    assert parse_workers(text) == workers
+
+
+@pytest.mark.parametrize("text", ["", "two", "-1", "2:", ":8", "2-8", "2:8:9", " 2", "2\n", "٣", "1000000"])
+def test_anything_else_is_refused_with_an_example(text):
+    with pytest.raises(ConfigError) as caught:
+        parse_workers(text)
+
+    assert str(caught.value) == f"the number of workers is N or MIN:MAX, as in 4 or 2:8, not {text!r}"
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 0), (0, 4), (3, 2), (2, 0), (-1, 4), (2, None), (None, 2)])
+def test_a_range_in_which_no_number_lies_is_refused(least, most):
+    with pytest.raises(ConfigError) as caught:
+        Terms(minimum=least, maximum=most)
+
+    assert str(caught.value) == f"of MIN:MAX workers, MIN is at least 1 and MAX at least MIN, not {least}:{most}"
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 0.09, -1.0, 3601.0, float("nan"), float("inf")])
+def test_a_patience_that_nobody_can_mean_is_refused(patience_s):
+    with pytest.raises(ConfigError) as caught:
+        Terms(patience_s=patience_s)
+
+    assert str(caught.value) == f"patience is from 0.1 to 3600 seconds, not {patience_s:g}"
+
+
+def test_one_knob_turns_all_waiting():
+    terms = Terms(patience_s=10.0)
+
+    assert (terms.interval_s, terms.rejoin_s) == (2.0, 120.0)
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_exact_terms_ask_for_one_number_of_workers(size):
+    assert Terms.exactly(size, job="night") == Terms(minimum=size, maximum=size, job="night")
