@@ -77,12 +77,16 @@ def _measure(workers: int, steps: int, *, with_journal: bool) -> Row:
     done_at = [[0.0] * steps for _ in range(workers)]
     heard_at = [[0.0] * steps for _ in range(workers)]
     failures: list[PhalanxError] = []
+    together = threading.Barrier(workers)
 
     def work(number: int, coordinator: Address) -> None:
         try:
-            _take_steps(number, coordinator, done_at[number], heard_at[number])
+            _take_steps(number, coordinator, together, done_at[number], heard_at[number])
         except PhalanxError as error:
             failures.append(error)
+            together.abort()
+        except threading.BrokenBarrierError:
+            pass  # another has failed
 
     with _coordinator(workers, with_journal=with_journal) as address:
         threads = [threading.Thread(target=work, args=(number, address)) for number in range(workers)]
@@ -100,12 +104,15 @@ def _measure(workers: int, steps: int, *, with_journal: bool) -> Row:
     return Row(workers, steps, with_journal, median, max(seconds), median / workers)
 
 
-def _take_steps(number: int, coordinator: Address, done_at: list[float], heard_at: list[float]) -> None:
+def _take_steps(
+    number: int, coordinator: Address, together: threading.Barrier, done_at: list[float], heard_at: list[float]
+) -> None:
     deadline = Deadline.after(_LIMIT_S)
     hello = Hello("here", (), os.getpid(), None, None, "", name=f"worker {number}", lanes=1)
     with closing(CoordinatorClient([coordinator], deadline)) as client:
         _, epoch = client.join(hello, deadline)
         for step in range(len(done_at)):
+            together.wait(_LIMIT_S)  # or those who have heard would already be busy with the next step
             client.done(epoch, 0.0, b"")
             done_at[step] = time.perf_counter()
             word = client.wait_for_word(deadline)

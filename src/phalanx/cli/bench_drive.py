@@ -69,7 +69,7 @@ def measure(
         crews = {}
         for system in systems:
             tell(f"{ranks} ranks, starting {system.value}")
-            crews[system] = stack.enter_context(start(system, ranks))
+            crews[system] = stack.enter_context(start(system, ranks + (system is System.STAR_APART)))
         for number, task, system in schedule(systems, sizes, rounds):
             tell(f"{ranks} ranks, round {number + 1} of {rounds}, {format_size(task.bytes)}, {system.value}")
             by_rank = crews[system].measure(task, Deadline.after(_TASK_S))

@@ -26,6 +26,8 @@ class System(Enum):
     """Phalanx, in place on an ordinary array, over TCP."""
     STAR = "star"
     """Phalanx, in place on an ordinary array, over TCP and through rank 0."""
+    STAR_APART = "star-apart"
+    """The same with one rank more, so that rank 0 carries as many bytes as a gradient server."""
     GRADIENT_SERVER = "gradient-server"
     """Phalanx, in place on an ordinary array, through a gradient server in a process that is no rank."""
     GLOO = "gloo"

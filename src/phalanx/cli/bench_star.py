@@ -10,20 +10,20 @@ from phalanx.cli.bench_plan import System, parse_ranks, parse_sizes
 from phalanx.cli.bench_show import print_json, print_table, progress
 from phalanx.errors import ConfigError, PhalanxError
 
-_SYSTEMS = (System.GRADIENT_SERVER, System.STAR)
+_SYSTEMS = (System.GRADIENT_SERVER, System.STAR, System.STAR_APART)
 
 
 def star(
     workers: Annotated[str, typer.Option(help="How many workers, as in 2,4.")] = "4",
     sizes: Annotated[str, typer.Option(help="Sizes of gradients, in B, KiB, MiB or GiB.")] = "16MiB",
-    rounds: Annotated[int, typer.Option(help="How often each of the two has its turn at every size.")] = 5,
+    rounds: Annotated[int, typer.Option(help="How often each of them has its turn at every size.")] = 5,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Measure exchanges with a gradient server and all-reduces through rank 0, both over TCP, taking turns in one run.
 
-    The server is a process of its own, so that it has one worker more than rank 0 to read and to answer. The time of
-    an exchange is that of its slowest worker; the table has medians.
+    The server is a process of its own, so that it has one worker more than rank 0 to read and to answer; star-apart
+    has one rank more for that reason. The time of an exchange is that of its slowest worker; the table has medians.
     """
     try:
         groups, lengths = parse_ranks(workers), parse_sizes(sizes)

@@ -58,7 +58,7 @@ def join(system: System, rank: int, ranks: int, meeting: str) -> AbstractContext
 
 @contextmanager
 def _phalanx(system: System, rank: int, ranks: int, meeting: str) -> Iterator[Member]:
-    over = Over.TCP if system in (System.TCP, System.STAR) else Over.AUTO
+    over = Over.TCP if system in (System.TCP, System.STAR, System.STAR_APART) else Over.AUTO
     asked = Join(coordinator=(parse_address(meeting),), rank=rank, size=ranks, over=over, timeout_s=_JOIN_S)
     with connect(asked) as group:
         if over is Over.AUTO and len(group.hosts) > 1:
@@ -71,7 +71,7 @@ def _subject(group: Group, system: System, length: int) -> Subject:
         source, result = group.allocate(length), group.allocate(length, shared=True)
         return Subject(source, result, lambda: group.all_reduce(source, out=result))
     array = group.allocate(length) if system is System.INPLACE else np.empty(length, np.float32)
-    if system is System.STAR:
+    if system in (System.STAR, System.STAR_APART):
         return Subject(array, array, lambda: _reduce_through_root(group, array))
     return Subject(array, array, lambda: group.all_reduce(array))
 

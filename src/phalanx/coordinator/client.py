@@ -62,7 +62,7 @@ class CoordinatorClient:
         self._words: queue.SimpleQueue[tuple[Welcome, Epoch] | Commit | PhalanxError] = queue.SimpleQueue()
         self._one_at_a_time = threading.RLock()
         self._must_call = self._is_closed = False
-        self._interest: dict[int, int] = {}
+        self._interest: object = None  # what the poll is made for
         self._poll = select.poll()
         self._wake_read, self._wake_write = socket.socketpair()
         self._thread = threading.Thread(target=self._live, name="phalanx-epoch", daemon=True)
@@ -158,18 +158,18 @@ class CoordinatorClient:
                 self._must_call = False
                 self._call_again(participant)
 
-    def _wait(self, participant: Participant) -> set[int]:
+    def _wait(self, participant: Participant) -> list[int]:
         """The descriptors that are ready, or none when time changes something."""
         connection, due = self._connection, participant.next_tick
-        interest = {self._wake_read.fileno(): select.POLLIN}
-        if connection:
-            interest[connection.socket.fileno()] = select.POLLIN | (select.POLLOUT if connection.is_behind else 0)
+        interest = (connection, connection and connection.is_behind)
         if interest != self._interest:
             self._interest, self._poll = interest, select.poll()
-            for descriptor, events in interest.items():
-                self._poll.register(descriptor, events)
+            self._poll.register(self._wake_read, select.POLLIN)
+            if connection:
+                events = select.POLLIN | (select.POLLOUT if connection.is_behind else 0)
+                self._poll.register(connection.socket, events)
         timeout_ms = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
-        return {descriptor for descriptor, _ in self._poll.poll(timeout_ms)}
+        return [descriptor for descriptor, _ in self._poll.poll(timeout_ms)]
 
     def _attend(self, participant: Participant) -> None:
         if not self._connection:

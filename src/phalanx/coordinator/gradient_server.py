@@ -3,11 +3,9 @@
 import contextlib
 from typing import Self
 
-import numpy as np
-
 from phalanx.buffers import even_parts
 from phalanx.coordinator.accumulator import Arithmetic, Weighting
-from phalanx.coordinator.star_collect import RUN, Collection, Reduced, broadcast, until_quiet
+from phalanx.coordinator.star_collect import Collection, Reduced, broadcast, make_scratch, until_quiet
 from phalanx.coordinator.star_loop import Star
 from phalanx.coordinator.star_worker import Result, Task
 from phalanx.errors import ConfigError, DeadlineExceeded, PhalanxError
@@ -44,7 +42,7 @@ class GradientServer:
         self._arithmetic = Arithmetic.ENTRENAR if dialect else Arithmetic.OURS
         self._timeout_s = timeout_s
         self._size = workers
-        self._scratch = np.empty((workers, RUN), np.float32)
+        self._scratch = make_scratch(workers)
         knows_foreign = entrenar.is_opening if dialect else None
         if dialect and is_insecure and credentials.token is None:
             credentials = Credentials(make_token().encode(), credentials.tls)  # nobody has it: only entrenar's come in

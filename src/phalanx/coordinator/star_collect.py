@@ -18,8 +18,8 @@ from phalanx.coordinator.accumulator import (
 from phalanx.coordinator.star_worker import Task, Worker
 from phalanx.wire import gradient
 
-RUN = gradient.FRAME_BYTES // gradient.ITEM_BYTES
-"""Elements that are folded together: as soon as every worker has sent them."""
+_SCRATCH_BYTES = 1 << 25  # runs that are long keep sending and receiving apart, which is cheaper (docs/log.md)
+_LEAST_RUN_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Collection:
         if self.is_streaming:
             for worker in self.workers:
                 worker.peer.say(mean)
-        for run in runs(slice(0, mean.elements), RUN):
+        for run in runs(slice(0, mean.elements), self.scratch.shape[1]):
             contributions = self.scratch[:, : run.stop - run.start]
             yield from self._receive(contributions)
             accumulator.add_up(run, list(contributions))
@@ -130,6 +130,12 @@ class Collection:
         while missing := [worker for worker in self.workers if not worker.complete]:
             yield missing
         return [worker.complete[0] for worker in self.workers]
+
+
+def make_scratch(workers: int) -> Array:
+    """Room for a run of every worker: what is folded together, as soon as everybody has sent it."""
+    run_bytes = max(_LEAST_RUN_BYTES, _SCRATCH_BYTES // workers)
+    return np.empty((workers, run_bytes // gradient.ITEM_BYTES), np.float32)
 
 
 def broadcast(workers: Sequence[Worker], mean: Reduced) -> Task[None]:
