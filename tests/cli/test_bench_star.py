@@ -10,13 +10,13 @@ app = typer.Typer()
 app.command()(star)
 
 
-def test_json_has_one_object_for_each_of_the_two_at_every_size():
+def test_json_has_one_object_for_each_of_them_at_every_size():
     said = CliRunner().invoke(app, ["--workers", "2", "--sizes", "4KiB,1MiB", "--rounds", "1", "--json"])
 
     assert (said.exit_code, said.stderr) == (0, "")
     rows = [json.loads(line) for line in said.stdout.splitlines()]
     assert [(row["bytes"], row["system"]) for row in rows] == [
-        (size, system) for size in (4096, 1 << 20) for system in ("gradient-server", "star")
+        (size, system) for size in (4096, 1 << 20) for system in ("gradient-server", "star", "star-apart")
     ]
     assert {row["ranks"] for row in rows} == {2}
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from phalanx.coordinator import Block, Component, GradientServer, Whole, WorkerClient
-from phalanx.coordinator.star_collect import RUN
 from phalanx.coordinator.star_peer import OurWire, Peer
 from phalanx.errors import (
     AuthError,
@@ -28,6 +27,7 @@ from phalanx.wire import Address, Purpose, gradient
 F32 = np.float32
 ANYWHERE = "0.0.0.0"  # noqa: S104 - it is refused, or has a token
 LARGE = 3 << 20  # elements: more than the network holds
+RUN = gradient.FRAME_BYTES // gradient.ITEM_BYTES
 
 
 @pytest.fixture
@@ -93,7 +93,13 @@ def test_everybody_gets_the_mean_of_all(stack, length, is_streamed):
         assert (mean.step, mean.what, mean.samples, mean.sizes) == (4, Whole(), 6, (length,))
 
 
-def test_the_mean_of_what_has_come_is_answered_while_the_rest_is_missing(stack):
+def fold_short_runs(monkeypatch, workers):
+    """Have runs of the length of a frame."""
+    monkeypatch.setattr("phalanx.coordinator.star_collect._SCRATCH_BYTES", workers * gradient.FRAME_BYTES)
+
+
+def test_the_mean_of_what_has_come_is_answered_while_the_rest_is_missing(stack, monkeypatch):
+    fold_short_runs(monkeypatch, workers=1)
     server, [worker] = star(stack, 1)
     elements = 2 * RUN
     message = gradient.Gradient(0, Whole(), elements, (elements,))
@@ -402,7 +408,8 @@ def test_a_halt_is_heard_though_the_connection_broke_since(stack):
         workers[0].receive_shard()
 
 
-def test_a_halt_does_not_wait_for_the_rest_of_a_mean(stack):
+def test_a_halt_does_not_wait_for_the_rest_of_a_mean(stack, monkeypatch):
+    fold_short_runs(monkeypatch, workers=2)
     server, workers = star(stack, 2)
     bad = full(1.0, LARGE)
     bad[-1] = np.nan
