@@ -143,7 +143,10 @@ def test_the_first_worker_of_a_second_group_says_it_anew():
             2,
             [plain_hello(job="night")] * 2,
             plain_hello(job="night"),
-            "the group is complete: a program connects once, so keep its group or start the program again",
+            (
+                "the group is complete: all its 2 workers are here; "
+                "a program that connects again has to close its group first"
+            ),
         ),
     ],
 )

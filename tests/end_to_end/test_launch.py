@@ -232,7 +232,7 @@ def test_connecting_again_while_the_group_is_there_is_refused_in_words(tmp_path)
     ended = finish([*PHALANX, "run", "-n", 2, script])
 
     assert ended.returncode == 1
-    assert ended.stderr.endswith("so keep its group or start the program again\n")
+    assert ended.stderr.endswith("a program that connects again has to close its group first\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -106,3 +106,15 @@ def test_a_worker_finds_the_token_of_its_launcher_whatever_else_was_said(monkeyp
     environ = worker_environ(launch, threads=1)
 
     assert find_credentials(environ) == credentials
+
+
+@pytest.mark.parametrize(("mode", "is_warned_of"), [(0o600, False), (0o400, False), (0o644, True), (0o660, True)])
+def test_a_token_that_others_can_read_is_warned_of(tmp_path, caplog, mode, is_warned_of):
+    path = tmp_path / "token"
+    path.write_text("a token that is long enough", encoding="utf-8")
+    path.chmod(mode)
+
+    find_credentials({}, path)
+
+    assert (f"others on this machine can read the token in {path}: chmod 600 {path}" in caplog.text) == is_warned_of
+    assert "long enough" not in caplog.text

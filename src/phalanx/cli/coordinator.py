@@ -10,15 +10,17 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import TlsCa, TlsCert, TlsKey, TokenFile
-from phalanx.coordinator import Coordinator, Journal, Terms, parse_workers
-from phalanx.errors import ConfigError
+from phalanx.coordinator import Coordinator, Journal, Terms, look, parse_workers
+from phalanx.errors import ConfigError, ConnectError, MembershipError, ProtocolError, TransportError
 from phalanx.launch import local
 from phalanx.launch.crew import Signals
 from phalanx.launch.env import LOOPBACK, parse_over, read_credentials
-from phalanx.transport import Credentials, format_address, make_token, own_hosts, parse_address
+from phalanx.transport import Credentials, Deadline, format_address, make_token, own_hosts, parse_address
 from phalanx.wire import Address
 
 _LOOK_S = 0.2  # how soon a signal is noticed
+_FIRST_LOOK_S = 3.0
+_PATIENCE_S = 300.0  # as long as phalanx.connect() waits
 
 
 def coordinator(
@@ -42,7 +44,8 @@ def coordinator(
     """Say who is in the group, for workers on several machines.
 
     Start it on a machine that all others can reach, then start workers
-    with [bold]phalanx join[/bold]. It ends when the run is over, or with Ctrl-C.
+    with [bold]phalanx join[/bold]. It serves one group after another until Ctrl-C, or
+    one run of steps until that is over.
     Other machines can only come with a token: make one with
     phalanx token > FILE and copy the file to all of them.
     """
@@ -99,7 +102,13 @@ def join(
         over=parse_over(over, "--over"),
     )
     credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
-    sys.exit(local.join(program, parse_address(address), credentials))
+    where = parse_address(address)
+    try:
+        _wait_for_coordinator(where, credentials)
+    except (TransportError, ProtocolError, MembershipError) as error:
+        print(f"phalanx join: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(local.join(program, where, credentials))
 
 
 def token() -> None:
@@ -108,6 +117,17 @@ def token() -> None:
     (umask 077; phalanx token > token), then copy that file to every machine.
     """
     print(make_token())
+
+
+def _wait_for_coordinator(where: Address, credentials: Credentials) -> None:
+    """Return when it answers, so that a wrong token or address is one line here and not a traceback of every worker."""
+    if where.port == 0:
+        raise ConfigError("no coordinator listens on port 0: pass the port that it wrote when it was started")
+    try:
+        look(where, Deadline.after(_FIRST_LOOK_S), credentials)
+    except ConnectError as error:
+        print(f"phalanx join: {error} Waiting up to {_PATIENCE_S:g} s for it.", file=sys.stderr, flush=True)
+        look(where, Deadline.after(_PATIENCE_S), credentials)
 
 
 def _announce(address: Address, credentials: Credentials, terms: Terms) -> None:

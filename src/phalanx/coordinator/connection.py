@@ -1,12 +1,14 @@
 """A connection that carries control messages and never waits: both ends of every talk with the coordinator."""
 
 import contextlib
+import logging
 import socket
 
 from phalanx.transport import NOT_NOW
-from phalanx.wire import FrameReader, Message, decode
+from phalanx.wire import FrameReader, Hello, Look, Message, decode
 
 _READ_BYTES = 1 << 16
+_log = logging.getLogger("phalanx")
 
 
 class Connection:
@@ -16,6 +18,7 @@ class Connection:
         connected.setblocking(False)
         self.socket = connected
         self.origin = origin
+        self.is_known = self.has_looked = False
         self._outbox = bytearray()
         self._reader = FrameReader(limit_bytes)
 
@@ -23,6 +26,14 @@ class Connection:
     def is_behind(self) -> bool:
         """Whether something could not be sent yet."""
         return bool(self._outbox)
+
+    def introduce(self, message: Message) -> None:
+        """Learn from its first message whom this connection is with."""
+        if isinstance(message, Hello) and not self.is_known:
+            self.origin = f"{message.name or 'a worker'} at {self.origin}"
+            _log.info("%s has come", self.origin)
+        self.has_looked |= isinstance(message, Look)
+        self.is_known |= isinstance(message, Hello | Look)
 
     def send_nowait(self, frame: bytes = b"") -> None:
         """Send ``frame`` after what waits, as far as there is room. A broken connection is noticed by reading."""

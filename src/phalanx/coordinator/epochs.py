@@ -50,7 +50,8 @@ class Epochs:
         """Why a worker cannot be in an epoch to come, if it cannot."""
         lanes, step = worker.hello.lanes or "no", self._steps.step
         if self.is_plain and self.is_whole and len(self._roll.present) >= (self._roll.most or 1):
-            return "the group is complete: a program connects once, so keep its group or start the program again"
+            words = f"the group is complete: all its {self._roll.most} workers are here"
+            return f"{words}; a program that connects again has to close its group first"
         if not self.is_plain and worker.hello.lanes != self.lanes:
             return f"you train with {lanes} lanes, this run with {self.lanes}: start all with the same config"
         if not self.is_plain and worker.step > step:

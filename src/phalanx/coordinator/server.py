@@ -129,6 +129,7 @@ class Coordinator:
             for message in connection.read_nowait():
                 if number not in self._connections:
                     return  # what it said before was too much
+                connection.introduce(message)
                 self._carry_out(self._membership.hear(number, message, time.monotonic()))
         except (OSError, PhalanxError) as error:
             self._drop(number, str(error))
@@ -165,7 +166,10 @@ class Coordinator:
         connection = self._connections.pop(number, None)
         if connection is None:
             return
-        _log.info("%s is gone: %s", connection.origin, why)
+        if connection.is_known:
+            _log.log(logging.DEBUG if connection.has_looked else logging.INFO, "%s is gone: %s", connection.origin, why)
+        else:
+            _log.warning("refused a connection from %s: %s", connection.origin, why)
         self._selector.unregister(connection.socket)
         connection.close()
         self._carry_out(self._membership.hang_up(number, time.monotonic()))

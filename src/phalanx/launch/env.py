@@ -1,6 +1,7 @@
 """How this process was started, read from its environment: the only module that looks at it."""
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # below the range from which systems give 
 
 _TLS_NAMES = ("PHALANX_TLS_CERT", "PHALANX_TLS_KEY", "PHALANX_TLS_CA")
 _SUPERSEDED = {"PHALANX_TOKEN_FILE", "PHALANX_JOIN", "PHALANX_COORDINATOR", "PHALANX_RANK", "PHALANX_SIZE", *_TLS_NAMES}
+
+_log = logging.getLogger("phalanx")
 
 Environ = Mapping[str, str]
 
@@ -267,6 +270,8 @@ def _address(environ: Environ, name: str) -> Address:
 
 def _read_token(path: Path) -> bytes:
     try:
+        if path.stat().st_mode & 0o077:
+            _log.warning("others on this machine can read the token in %s: chmod 600 %s", path, path)
         return parse_token(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"

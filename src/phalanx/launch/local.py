@@ -73,8 +73,6 @@ def run(program: Program) -> int:
 
 def join(program: Program, coordinator: Address, credentials: Credentials) -> int:
     """Run the program on workers that join the group of a coordinator elsewhere, and return the exit status."""
-    if coordinator.port == 0:
-        raise ConfigError("no coordinator listens on port 0: pass the port that it wrote when it was started")
     launch = Launch(
         rank=None, size=None, job="", coordinator=(coordinator,), over=program.over, credentials=credentials
     )

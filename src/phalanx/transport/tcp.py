@@ -1,6 +1,7 @@
 """TCP connections: making them, tuning them, accepting them."""
 
 import errno
+import os
 import socket
 import sys
 import time
@@ -32,7 +33,8 @@ class Listener:
             self._socket = socket.create_server((host, port), family=family, backlog=4096)
         except OSError as error:
             where = format_address(Address(host=host, port=port))
-            raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another address or port") from error
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            raise ConfigError(f"cannot listen on {where}: {why}; choose another address or port") from error
         self._socket.setblocking(False)
 
     @property
