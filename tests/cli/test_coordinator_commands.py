@@ -255,6 +255,13 @@ class TestStatus:
             ["waits", "late", "cpu", "-", "T", "-", "-"],
         ]
 
+    def test_shows_what_workers_say_of_themselves_as_it_is_and_fools_no_terminal(self, stack, shown):
+        coordinator = stack.enter_context(serve(1))
+        enter(stack, coordinator, "[/red] \x1b[2J [batch, seq]")
+        wait_until(coordinator, lambda status: status.epoch == 1)
+
+        assert shown(coordinator)[-1][1] == "[/red] ?[2J [batch, seq]"
+
     def test_as_json_is_all_that_the_coordinator_says(self, stack, phalanx_command):
         coordinator = stack.enter_context(serve(1, 2))
         enter(stack, coordinator, "early")

@@ -22,6 +22,28 @@ def test_a_worker_that_halts_halts_everybody_with_its_own_words():
     assert decisions == [Record(Ended(halt.words)), Say((10, 11, 20), halt)]
 
 
+def test_a_worker_that_waits_to_come_back_can_halt_everybody():
+    play = run_of(2)
+    play.say(20, run_hello("was a member when it found out"))
+    halt = Halt(0, Reason.RAISED, None, "Traceback ...")
+
+    decisions = play.say(20, halt)
+
+    assert decisions == [Record(Ended(halt.words)), Say((10, 11, 20), halt)]
+
+
+def test_all_members_may_leave_one_after_the_other_while_somebody_waits():
+    play = run_of(2)
+    play.say(20, run_hello("spare"))
+
+    play.say(10, Leave())
+    play.say(11, Leave())
+    play.wait(1.0, beating=(20,))
+
+    assert play.membership.ended is None
+    assert told(play.say(21, run_hello("another")), Welcome).keys() == {20, 21}
+
+
 def test_the_first_reason_to_halt_stays():
     play = run_of(1)
     play.say(10, Halt(0, Reason.NON_FINITE, 0, "not finite"))

@@ -4,7 +4,7 @@ from coordinator_play import PATIENCE_S, ending, member, run_hello
 
 from phalanx.coordinator.participant import Abandon, Call, HangUp, Stop, Tell
 from phalanx.errors import ConnectError, Evicted, PeerLost
-from phalanx.wire import Beat, Evict, Heard
+from phalanx.wire import Beat, Evict, Heard, Reason
 
 REJOIN_S = 60.0
 
@@ -66,6 +66,27 @@ def test_a_worker_of_a_run_calls_again_and_says_which_step_it_holds():
     assert ending(moves) == (PeerLost, "the coordinator went away: connection reset")
     assert (early, called) == ([], [Call()])
     assert hello == [Tell(run_hello("w0", step=3, pending=b"digest"))]
+
+
+def test_a_worker_that_left_while_it_called_says_nothing_more():
+    worker = member(run_hello("w0"))
+    worker.lost("connection reset", 10.0)
+    worker.tick(worker.next_tick)
+    worker.leave()
+
+    moves = worker.reached(11.0)
+
+    assert moves == [HangUp()]
+
+
+def test_a_halt_that_may_not_have_been_heard_is_said_again():
+    worker = member(run_hello("w0", step=3))
+    worker.lost("connection reset", 10.0)
+    (halt,) = worker.halt(Reason.RAISED, 0, "Traceback ...")
+
+    moves = worker.reached(11.0)
+
+    assert moves == [Tell(run_hello("w0", step=3)), halt]
 
 
 def test_no_second_call_is_made_while_one_is_under_way():

@@ -5,7 +5,7 @@ import pytest
 from stepping import Stepper, digest_of
 
 from phalanx.coordinator import Coordinator, Journal, Terms, look
-from phalanx.errors import AuthError, Halted, JoinRefused, NonFiniteGradient, WeightsDiverged
+from phalanx.errors import AuthError, ConnectError, Halted, JoinRefused, NonFiniteGradient, WeightsDiverged
 from phalanx.transport import Credentials, Deadline
 from phalanx.wire import Reason
 
@@ -203,3 +203,36 @@ def test_who_comes_when_the_run_is_over_is_told_so(stack):
 
     assert isinstance(late.join().error, JoinRefused)
     assert "the run is over (all workers left it at step 2)" in str(late.error)
+
+
+def test_what_is_done_in_an_epoch_that_is_over_is_void_even_if_another_has_its_number(stack):
+    before = serve(stack, 1)
+    gate = Gate(2)
+    worker = Stepper(before.address, "w0", 5, on_step=gate)
+    gate.wait()
+
+    before.close()  # without a journal: the next one begins to count from 1 again
+    terms = Terms(minimum=1, maximum=1, patience_s=2.0)
+    again = stack.enter_context(Coordinator(before.address.host, before.address.port, terms=terms))
+    wait_for_workers(again, 1)
+    gate.open()
+
+    assert worker.join().applied == list(range(5))
+    assert worker.error is None
+    assert [(welcome.epoch, welcome.step) for welcome in worker.welcomes] == [(1, 0), (1, 2)]
+
+
+def test_a_mistake_of_the_coordinator_ends_it_and_is_told(stack, monkeypatch, caplog):
+    coordinator = serve(stack, 1, patience_s=0.2)
+    gate = Gate(1)
+    worker = Stepper(coordinator.address, "w0", 5, on_step=gate)
+    gate.wait()
+
+    monkeypatch.setattr(coordinator._membership, "hear", lambda *_: 1 / 0)
+    gate.open()
+
+    assert coordinator.wait_until_over(20)
+    assert coordinator.ended == "the coordinator failed: ZeroDivisionError('division by zero')"
+    assert coordinator.has_halted
+    assert "ZeroDivisionError" in caplog.text
+    assert isinstance(worker.join().error, ConnectError)

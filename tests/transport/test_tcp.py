@@ -136,3 +136,8 @@ def test_closing_a_listener_twice_is_harmless():
     listener.close()
 
     assert listener.fileno() < 0
+
+
+def test_a_name_that_nobody_can_have_is_an_error_in_words():
+    with pytest.raises(ConnectError, match=r"could not be reached within 0.05 s: 10.0.0..5: "):
+        connect([Address("10.0.0..5", 7000)], Deadline.after(0.05), whom="it")

@@ -41,15 +41,16 @@ def status(
 
 
 def _print(status: Status) -> None:
-    console = Console()
-    console.print(f"epoch {status.epoch}, step {status.step}: {status.words}", highlight=False, soft_wrap=True)
+    console = Console(markup=False)  # what workers say of themselves may look like it
+    words = f"epoch {status.epoch}, step {status.step}: {_printable(status.words)}"
+    console.print(words, highlight=False, soft_wrap=True)
     if not status.workers:
         return
     table = Table(box=box.SIMPLE)
     for heading in ("rank", "worker", "device", "lanes", "heard", "waits for", "doing"):
         table.add_column(heading, justify="right" if heading in ("rank", "heard") else "left")
     for worker in status.workers:
-        table.add_row(*_cells(worker))
+        table.add_row(*map(_printable, _cells(worker)))
     console.print(table)
 
 
@@ -66,3 +67,8 @@ def _cells(worker: Standing) -> list[str]:
         waits_for or "-",
         doing or "-",
     ]
+
+
+def _printable(words: str) -> str:
+    """What somebody wrote, unable to fool a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

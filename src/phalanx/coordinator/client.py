@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from phalanx.coordinator.connection import Connection
-from phalanx.coordinator.participant import Abandon, Apply, Begin, Call, HangUp, Move, Participant, Stop, Tell
+from phalanx.coordinator.participant import NO_EPOCH, Abandon, Apply, Begin, Call, HangUp, Move, Participant, Stop, Tell
 from phalanx.errors import ConnectError, DeadlineExceeded, PeerLost, PhalanxError
 from phalanx.transport import Credentials, Deadline, Epoch, Wait, call
 from phalanx.wire import (
@@ -100,11 +100,12 @@ class CoordinatorClient:
 
     def done(self, epoch: Epoch, loss: float, digest: bytes) -> None:
         """Say that this worker has computed and exchanged its step; nothing is said if the epoch is over."""
-        self._do(lambda participant: participant.done(epoch.number, loss, digest))
+        self._do(lambda participant: participant.done(epoch.number, loss, digest) if epoch is self._epoch else [])
 
     def hold(self, epoch: Epoch, step: int) -> None:
         """Say that this worker, which was behind, has got the state of ``step`` from another."""
-        self._do(lambda participant: participant.hold(epoch.number, step))
+        number = epoch.number if epoch is self._epoch else NO_EPOCH  # another may have the same number
+        self._do(lambda participant: participant.hold(number, step))
 
     def halt(self, reason: Reason, rank: int | None, words: str) -> None:
         """Stop everybody at this step, this worker too."""
@@ -112,7 +113,8 @@ class CoordinatorClient:
 
     def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
         """Tell the coordinator, and so everybody, why this rank cannot go on in ``epoch``."""
-        self._do(lambda _: [Tell(Failed(epoch.number, cause, rank, words[:_WORDS]))])
+        said = Failed(epoch.number, cause, rank, words[:_WORDS])
+        self._do(lambda _: [Tell(said)] if epoch is self._epoch else [])
 
     def leave(self) -> None:
         """Go, without anybody else having to stop. Leaving twice is harmless."""
@@ -232,7 +234,7 @@ class CoordinatorClient:
             return
         with self._one_at_a_time:
             self._connection = connection
-            self._carry_out(participant.reached(time.monotonic()))
+            self._carry_out(participant.reached(time.monotonic()))  # nothing, if it has left meanwhile
 
     def _hang_up(self) -> None:
         if self._connection:

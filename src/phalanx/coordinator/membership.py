@@ -94,6 +94,8 @@ class Membership:
                 return [Say((connection,), message)]
             case Leave():
                 return self._hear_leave(worker, now)
+            case Halt() if self.ended is None:
+                return self._halt(message)  # also from who waits: it may have been a member when it found out
             case Holds(epoch=self.epoch) if self.ended is None:
                 worker.step = self.step  # even if the epoch is over: no step of it counted without this worker
                 return self._form_if_possible(now)
@@ -164,6 +166,7 @@ class Membership:
             # The others of a run may be about to leave too; if not, they need not find out one by one.
             self._left_due = None if self._epochs.is_plain else now + GRACE_S
             return [Say(to(others), Left(worker.rank))]
+        self._forget_questions()
         self._roll.members.clear()
         return self._form_if_possible(now)
 
@@ -200,8 +203,6 @@ class Membership:
         match message:
             case Done(epoch=self.epoch) if self._epochs.is_whole:
                 return self._hear_done(rank, message)
-            case Halt():
-                return self._halt(message)
             case Waiting(epoch=self.epoch) if self._inquiry:
                 self._inquiry.waits[rank] = message
             case Wonder() if not self._inquiry and self._epochs.is_whole:

@@ -42,6 +42,7 @@ from phalanx.wire import (
     Welcome,
 )
 
+NO_EPOCH = 0
 _FIRST_NAP_S = 0.05
 
 _ENDINGS = {
@@ -121,6 +122,7 @@ class Participant:
         self._peer = peer
         self._terms = Terms()
         self._pending: bytes | None = None  # what this worker is done with, until it hears whether that counts
+        self._halting: Halt | None = None
         self._is_in = False
         self._is_reached = False
         self._has_ended = False
@@ -138,10 +140,13 @@ class Participant:
 
     def reached(self, now: float) -> list[Move]:
         """What follows when the coordinator was reached."""
+        if self._has_ended:
+            return [HangUp()]
         self._is_reached = True
         self._heard_at = now
         self._next_beat = now + self._terms.interval_s
-        return [Tell(replace(self._hello, step=self.step, pending=self._pending))]
+        again = [Tell(self._halting)] if self._halting else []  # it may not have been heard
+        return [Tell(replace(self._hello, step=self.step, pending=self._pending)), *again]
 
     def lost(self, why: str, now: float) -> list[Move]:
         """What follows when the connection closed, or could not be made."""
@@ -204,7 +209,8 @@ class Participant:
 
     def halt(self, reason: Reason, rank: int | None, words: str) -> list[Move]:
         """What follows when nobody must go on: everybody hears it, this worker too."""
-        return [Tell(Halt(self.step, reason, rank, words))]
+        self._halting = Halt(self.step, reason, rank, words)
+        return [Tell(self._halting)]
 
     def leave(self) -> list[Move]:
         """What follows when this worker wants to go."""

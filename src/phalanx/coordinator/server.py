@@ -51,6 +51,7 @@ class Coordinator:
         self._nobody_here = threading.Event()
         self._over = threading.Event()
         self._over_due: float | None = None
+        self._failure: str | None = None
         self._stop_read, self._stop_write = socket.socketpair()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._selector.register(self._stop_read, selectors.EVENT_READ)
@@ -60,12 +61,12 @@ class Coordinator:
     @property
     def ended(self) -> str | None:
         """Why the run is over, if it is."""
-        return self._membership.ended
+        return self._failure or self._membership.ended
 
     @property
     def has_halted(self) -> bool:
         """Whether the run is over although it was not finished."""
-        return self._membership.has_halted
+        return self._membership.has_halted or self._failure is not None
 
     def wait_until_over(self, timeout_s: float) -> bool:
         """Whether the run is over and everybody knows, within ``timeout_s``."""
@@ -90,23 +91,36 @@ class Coordinator:
         self.close()
 
     def _serve(self) -> None:
-        with contextlib.ExitStack() as closing:
-            for each in (self._selector, self._door, self._stop_read):
-                closing.callback(each.close)
-            while True:
-                for key, _ in self._selector.select(self._patience_s()):
-                    if key.fileobj is self._stop_read:
-                        self._hang_up_on_all()
-                        return
-                    if isinstance(key.data, int) and key.data in self._connections:
-                        self._attend(key.data)
-                for arrival in self._door.arrivals():
-                    number = next(self._numbers)
-                    self._connections[number] = Connection(arrival.socket, arrival.origin, _LIMIT_BYTES)
-                    self._selector.register(arrival.socket, selectors.EVENT_READ, number)
-                    self._attend(number)  # TLS may hold its first words already
-                self._carry_out(self._membership.tick(time.monotonic()))
-                self._note_who_is_here()
+        try:
+            while self._attend_to_all():
+                pass
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not leave everybody waiting
+            self._failure = f"the coordinator failed: {error!r}"
+            _log.exception("the coordinator failed")
+        finally:
+            for connection in self._connections.values():
+                connection.close()
+            self._selector.close()
+            self._door.close()
+            self._stop_read.close()
+            self._nobody_here.set()
+            self._over.set()
+
+    def _attend_to_all(self) -> bool:
+        """Wait, and do what there is to do; False when it is time to stop."""
+        for key, _ in self._selector.select(self._patience_s()):
+            if key.fileobj is self._stop_read:
+                return False
+            if isinstance(key.data, int) and key.data in self._connections:
+                self._attend(key.data)
+        for arrival in self._door.arrivals():
+            number = next(self._numbers)
+            self._connections[number] = Connection(arrival.socket, arrival.origin, _LIMIT_BYTES)
+            self._selector.register(arrival.socket, selectors.EVENT_READ, number)
+            self._attend(number)  # TLS may hold its first words already
+        self._carry_out(self._membership.tick(time.monotonic()))
+        self._note_who_is_here()
+        return True
 
     def _patience_s(self) -> float | None:
         last = None if self._over.is_set() else self._over_due
@@ -173,10 +187,6 @@ class Coordinator:
         self._selector.unregister(connection.socket)
         connection.close()
         self._carry_out(self._membership.hang_up(number, time.monotonic()))
-
-    def _hang_up_on_all(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
 
 
 def _note(message: Message) -> None:

@@ -18,6 +18,7 @@ from phalanx.transport.tcp import connect
 from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, decode, encode
 
 _STRANGER_LIMIT_BYTES = 4096
+_NAP_S = 0.1  # before somebody who hung up is called again
 _MOST_EARLY = 4096  # far more than a group has ranks; keys that nobody asks for must not pile up
 _log = logging.getLogger("phalanx")
 
@@ -120,14 +121,20 @@ class TcpLobby:
             _say(arrival.socket, arrival.tag.hello, arrival.tag.peer)
 
     def _call_elsewhere(self, refusal: Refusal, deadline: Deadline, epoch: Epoch) -> None:
-        """Try without the first address, which may be a stranger's: in the end only one that answers is left."""
+        """Try without the first address, which may be a stranger's: in the end only one that answers is left.
+
+        That one may hang up without a word, because strangers crowd at its door: it is called again.
+        """
         call, error = refusal.tag, refusal.error
         assert isinstance(call, _Call), call
         _log.warning("no link to rank %d: %s", call.peer, error)
         if len(call.addresses) > 1:
             self._call(call._replace(addresses=call.addresses[1:]), deadline, epoch)
-        elif isinstance(error, PhalanxError):  # who hangs up without a word has died: the coordinator will tell
+        elif isinstance(error, PhalanxError):
             raise ConnectError(f"no link to rank {call.peer}: {error}", peer=call.peer) from error
+        else:
+            time.sleep(min(_NAP_S, deadline.remaining_s()))
+            self._call(call, deadline, epoch)
 
     def _hear(self, hello: "_Hello") -> None:
         try:

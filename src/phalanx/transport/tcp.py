@@ -131,8 +131,8 @@ class _Failures:
 def _try(address: Address, deadline: Deadline, greet: Greet | None, failures: _Failures) -> socket.socket | None:
     try:
         names = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        failures.words.append(f"{address.host}: {error.strerror}")
+    except (OSError, UnicodeError) as error:  # the latter for a name that none can have, such as a..b
+        failures.words.append(f"{address.host}: {getattr(error, 'strerror', None) or error}")
         return None
     for family, kind, protocol, _, where in names:
         patience = Deadline.after(max(0.001, min(deadline.remaining_s(), _ATTEMPT_S)))
