@@ -257,3 +257,16 @@ def test_closing_and_leaving_twice_are_harmless(stack, coordinator):
     coordinator.close()
 
     assert all(epoch.error is None for epoch in epochs.values())
+
+
+def test_a_member_of_which_nothing_is_heard_is_given_up_and_named(stack):
+    terms = Terms(minimum=2, maximum=2, patience_s=0.3)
+    coordinator = stack.enter_context(Coordinator(terms=terms))
+    prove(stack, coordinator, encode(hello(rank=1)))  # it never says anything again
+
+    _, epochs = join_all(stack, coordinator, ranks=[0])
+
+    error = reason(epochs[0])
+    assert isinstance(error, PeerLost)
+    assert error.peer == 1
+    assert re.match(r"rank 1 was given up: nothing was heard of it for 0\.\d s", str(error))

@@ -104,8 +104,8 @@ class CoordinatorClient:
 
     def hold(self, epoch: Epoch, step: int) -> None:
         """Say that this worker, which was behind, has got the state of ``step`` from another."""
-        number = epoch.number if epoch is self._epoch else NO_EPOCH  # another may have the same number
-        self._do(lambda participant: participant.hold(number, step))
+        # Another epoch may have the same number.
+        self._do(lambda participant: participant.hold(epoch.number if epoch is self._epoch else NO_EPOCH, step))
 
     def halt(self, reason: Reason, rank: int | None, words: str) -> None:
         """Stop everybody at this step, this worker too."""
@@ -227,7 +227,7 @@ class CoordinatorClient:
     def _call_again(self, participant: Participant) -> None:
         try:
             connection = self._connect(Deadline.after(_ATTEMPT_S))
-        except PhalanxError as error:
+        except (OSError, PhalanxError) as error:
             _log.info("%s", error)
             with self._one_at_a_time:
                 self._carry_out(participant.lost(str(error), time.monotonic()))
