@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from phalanx.coordinator import Coordinator, CoordinatorClient, Terms
+from phalanx.coordinator import Coordinator, CoordinatorClient, Terms, look
 from phalanx.errors import CollectiveMismatch, ConnectError, DeadlineExceeded, JoinRefused, PeerLost
 from phalanx.transport import Credentials, Deadline, Wait
 from phalanx.transport import call as call_door
@@ -270,3 +270,21 @@ def test_a_member_of_which_nothing_is_heard_is_given_up_and_named(stack):
     assert isinstance(error, PeerLost)
     assert error.peer == 1
     assert re.match(r"rank 1 was given up: nothing was heard of it for 0\.\d s", str(error))
+
+
+def test_a_coordinator_that_waits_for_its_group_to_leave_does_not_wait_for_the_next(stack):
+    coordinator = stack.enter_context(Coordinator(terms=Terms.exactly(2)))
+    clients, _ = join_all(stack, coordinator, ranks=[0, 1])
+    for client in clients.values():
+        client.leave()
+    early = reach(stack, coordinator)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(early.join, hello(), Deadline.after(50))
+        deadline = Deadline.after(10)
+        while not look(coordinator.address, deadline, Credentials()).workers:
+            assert not deadline.has_passed
+
+        coordinator.close_when_left(Deadline.after(1000))
+
+        with pytest.raises(ConnectError, match="hung up before the group was complete"):
+            joining.result()

@@ -69,6 +69,11 @@ class Membership:
         return self.ended is not None and not self._roll.workers
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether everybody who was in a group is gone; who is still here only waits for another."""
+        return len(self._roll.waiting) == len(self._roll.workers)
+
+    @property
     def next_tick(self) -> float | None:
         """When ``tick`` has something to do, if ever."""
         dues = [self._next_scan] if self._roll.workers else []
@@ -161,7 +166,11 @@ class Membership:
         if not self._roll.is_member(worker) or self.ended is not None:
             return []
         if not self._epochs.is_plain and not any(each.step == self.step for each in self._roll.present):
-            return self._end_for_all(f"all workers left it at step {self.step}")
+            # Who came too late to get the state from them has nothing to do.
+            goodbyes = [
+                decision for each in self._roll.present for decision in refuse(each.connection, "the run is over")
+            ]
+            return self._end(f"all workers left it at step {self.step}") + goodbyes
         if others := self._roll.staying:
             # The others of a run may be about to leave too; if not, they need not find out one by one.
             self._left_due = None if self._epochs.is_plain else now + GRACE_S
@@ -287,11 +296,6 @@ class Membership:
         self.has_halted = True
         told: list[Decision] = [Say(to(self._roll.workers.values()), halt)]
         return self._end(halt.words) + told
-
-    def _end_for_all(self, words: str) -> list[Decision]:
-        """Everybody who holds the state has left: who came too late to get it has nothing to do."""
-        goodbyes = [decision for each in self._roll.present for decision in refuse(each.connection, "the run is over")]
-        return self._end(words) + goodbyes
 
     def _end(self, words: str) -> list[Decision]:
         self.ended = words[:LONGEST_WORDS]

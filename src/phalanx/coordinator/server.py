@@ -48,7 +48,7 @@ class Coordinator:
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count()
         self._selector = selectors.DefaultSelector()
-        self._nobody_here = threading.Event()
+        self._deserted = threading.Event()
         self._over = threading.Event()
         self._over_due: float | None = None
         self._failure: str | None = None
@@ -80,8 +80,8 @@ class Coordinator:
         self._stop_write.close()
 
     def close_when_left(self, deadline: Deadline) -> None:
-        """Close when all workers have hung up, or at the deadline."""
-        self._nobody_here.wait(deadline.remaining_s())
+        """Close when all who were in a group have hung up, or at the deadline."""
+        self._deserted.wait(deadline.remaining_s())
         self.close()
 
     def __enter__(self) -> Self:
@@ -103,7 +103,7 @@ class Coordinator:
             self._selector.close()
             self._door.close()
             self._stop_read.close()
-            self._nobody_here.set()
+            self._deserted.set()
             self._over.set()
 
     def _attend_to_all(self) -> bool:
@@ -128,10 +128,10 @@ class Coordinator:
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _note_who_is_here(self) -> None:
-        if self._connections:
-            self._nobody_here.clear()
+        if self._membership.is_deserted:
+            self._deserted.set()
         else:
-            self._nobody_here.set()
+            self._deserted.clear()
         if self._membership.is_over and self._over_due is None:
             self._over_due = time.monotonic() + self._terms.patience_s  # who missed the end may still come and ask
         elif self._over_due is not None and time.monotonic() >= self._over_due:
