@@ -259,8 +259,6 @@ class Membership:
         self._roll.benched.add(culprit.hello.name)
         return self._evict(culprit, verdict.words, now, verdict.cause)
 
-    # Asking around
-
     def _hear_look(self, connection: int, now: float) -> list[Decision]:
         asked = [] if self._inquiry else self._inquire(Inquiry(now + GRACE_S))
         assert self._inquiry
@@ -288,8 +286,6 @@ class Membership:
             decisions.append(Say(tuple(inquiry.lookers), status))
         verdict = inquiry.verdict() if self._epochs.is_whole else None
         return decisions + (self._condemn(verdict, now) if verdict else [])
-
-    # The end
 
     def _halt(self, halt: Halt) -> list[Decision]:
         """Stop everybody, at the same step, with one message."""
