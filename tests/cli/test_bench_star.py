@@ -10,6 +10,7 @@ app = typer.Typer()
 app.command()(star)
 
 
+@pytest.mark.slow
 def test_json_has_one_object_for_each_of_them_at_every_size():
     said = CliRunner().invoke(app, ["--workers", "2", "--sizes", "4KiB,1MiB", "--rounds", "1", "--json"])
 

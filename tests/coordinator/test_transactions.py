@@ -148,6 +148,7 @@ def test_weights_that_differ_halt_everybody_and_name_the_odd_rank(stack):
     assert [worker.applied for worker in (*workers, odd)] == [[0, 1]] * 3
 
 
+@pytest.mark.slow
 def test_a_run_that_stays_short_of_workers_ends_for_everybody(stack):
     coordinator = serve(stack, 2, patience_s=0.2)
     gate = Gate(2)
@@ -222,6 +223,7 @@ def test_what_is_done_in_an_epoch_that_is_over_is_void_even_if_another_has_its_n
     assert [(welcome.epoch, welcome.step) for welcome in worker.welcomes] == [(1, 0), (1, 2)]
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_coordinator_ends_it_and_is_told(stack, monkeypatch, caplog):
     coordinator = serve(stack, 1, patience_s=0.2)
     gate = Gate(1)

@@ -28,6 +28,8 @@ from phalanx.coordinator import look
 from phalanx.errors import ConnectError, Halted
 from phalanx.transport import Credentials, Deadline, own_hosts, parse_address
 
+pytestmark = pytest.mark.slow  # real processes, all of them
+
 WITHOUT = Credentials()
 SAY_HELLO = """
     with phalanx.connect(timeout_s=30) as group:
@@ -108,7 +110,6 @@ def test_a_coordinator_that_is_killed_and_started_again_costs_no_step(tmp_path):
     assert committed(journal) == list(range(60))
 
 
-@pytest.mark.slow
 def test_a_coordinator_may_be_killed_five_times_at_any_moment(tmp_path):
     journal = tmp_path / "journal"
     moments = list(itertools.accumulate(5 + secrets.randbelow(55) for _ in range(5)))
@@ -175,7 +176,6 @@ def test_a_worker_that_was_stopped_is_given_up_and_takes_part_again_later(stack,
     assert committed(journal) == list(range(100))
 
 
-@pytest.mark.slow
 def test_a_worker_that_was_stopped_until_the_end_is_told_that_the_run_is_over(stack):
     coordinator, address = stack.enter_context(serving("--workers", "2:3", "--patience", 2))
     workers, stopped, leash = begin_with_a_process(stack, address, 40)
@@ -250,7 +250,6 @@ def test_a_coordinator_that_listens_everywhere_says_where_others_find_it(stack, 
     wait_for_workers(address, 0, WITH_TOKEN)
 
 
-@pytest.mark.slow
 def test_a_script_that_fails_on_one_worker_ends_all_places_with_its_words(stack, tmp_path):
     token = write_token(tmp_path)
     script = write_script(
@@ -297,8 +296,6 @@ def test_a_worker_with_the_wrong_token_or_none_is_told_so(stack, tmp_path):
     assert "another token" not in wrong[2] + "".join(coordinator.lines)
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_workers_may_be_started_before_their_coordinator_and_say_what_they_wait_for(stack, tmp_path):
     script = write_script(tmp_path, SAY_HELLO)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -313,7 +310,6 @@ def test_workers_may_be_started_before_their_coordinator_and_say_what_they_wait_
     assert early.finish()[0] == 0
 
 
-@pytest.mark.slow
 def test_workers_that_wait_for_others_in_vain_say_so(stack, tmp_path):
     script = write_script(tmp_path, "phalanx.connect(timeout_s=1)\n")
     _, address = stack.enter_context(serving("--workers", 3))
@@ -324,7 +320,6 @@ def test_workers_that_wait_for_others_in_vain_say_so(stack, tmp_path):
     assert err.endswith("ConnectError: the group was not complete within 1 s: were all workers started?\n")
 
 
-@pytest.mark.slow
 def test_one_worker_too_many_is_refused(stack, tmp_path):
     script = write_script(tmp_path, "with phalanx.connect(timeout_s=30):\n    signal.pause()\n")
     _, address = stack.enter_context(serving("--workers", 1))
@@ -370,7 +365,6 @@ def test_with_tls_workers_join_exchange_and_are_looked_at(stack, tmp_path, tls):
     assert (status, out, err) == (0, "epoch 1, step 0: waiting for workers: 0 here, at least 2 needed\n", "")
 
 
-@pytest.mark.slow
 def test_who_comes_without_tls_is_told_so(stack, tmp_path, tls):
     token = write_token(tmp_path)
     coordinator, address = stack.enter_context(serving("--workers", 2, *token, *tls))
@@ -382,7 +376,6 @@ def test_who_comes_without_tls_is_told_so(stack, tmp_path, tls):
     assert "TLS failed: do both sides use it" in coordinator.wait_for("refused a connection from 127.0.0.1:")[0]
 
 
-@pytest.mark.slow
 def test_who_comes_with_tls_where_there_is_none_is_told_so(stack, tmp_path, tls):
     token = write_token(tmp_path)
     coordinator, address = stack.enter_context(serving("--workers", 2, *token))

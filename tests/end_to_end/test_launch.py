@@ -14,6 +14,8 @@ from launching import PHALANX, Watched, finish, started, write_script
 from phalanx.coordinator import Coordinator, Terms
 from phalanx.launch.env import find_launch
 
+pytestmark = pytest.mark.slow  # real processes, all of them
+
 ADD_UP = """
     with phalanx.connect(timeout_s=30) as group:
         array = np.array([group.rank + 1.0])
@@ -60,7 +62,6 @@ def test_a_script_finds_its_group(tmp_path, options):
     ("options", "expected"),
     [([], "((0, 1, 2),)"), (["--hosts", 2], "((0, 1), (2,))"), (["--over", "tcp"], "((0,), (1,), (2,))")],
 )
-@pytest.mark.slow
 def test_options_say_who_shares_memory(tmp_path, options, expected):
     script = write_script(tmp_path, "with phalanx.connect() as group:\n    print(group.hosts)\n")
 
@@ -184,7 +185,6 @@ def test_a_killed_worker_is_named_with_its_signal(tmp_path):
     assert "PeerLost: rank 1 went away" in lines_of(ended.stderr, 0)[-1]
 
 
-@pytest.mark.slow
 def test_workers_that_do_not_notice_a_failure_are_stopped(tmp_path):
     script = write_script(
         tmp_path,
@@ -201,7 +201,6 @@ def test_workers_that_do_not_notice_a_failure_are_stopped(tmp_path):
     assert "rank 1 failed first: it ended with exit code 7" in ended.stderr
 
 
-@pytest.mark.slow
 def test_a_program_connects_again_when_all_have_left(tmp_path):
     script = write_script(
         tmp_path,
@@ -247,7 +246,6 @@ def test_a_signal_to_the_launcher_ends_everything(tmp_path, number):
         assert watched.left_after(seconds=5) == []
 
 
-@pytest.mark.slow
 def test_workers_that_ignore_signals_are_killed(tmp_path):
     script = write_script(
         tmp_path,
@@ -268,7 +266,6 @@ def test_workers_that_ignore_signals_are_killed(tmp_path):
         assert watched.left_after(seconds=5) == []
 
 
-@pytest.mark.slow
 def test_children_of_a_worker_end_with_it(tmp_path):
     script = write_script(
         tmp_path,
@@ -327,7 +324,6 @@ def test_alone_a_script_is_a_group_of_one(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "rank 0 of 1: 1\n", "")
 
 
-@pytest.mark.slow
 def test_torchrun_starts_a_group(tmp_path):
     if find_spec("torch") is None:
         pytest.skip("torch is not installed")
