@@ -5,7 +5,15 @@ import pytest
 from stepping import Stepper, digest_of
 
 from phalanx.coordinator import Coordinator, Journal, Terms, look
-from phalanx.errors import AuthError, ConnectError, Halted, JoinRefused, NonFiniteGradient, WeightsDiverged
+from phalanx.errors import (
+    AuthError,
+    ConnectError,
+    Halted,
+    JoinRefused,
+    MembershipError,
+    NonFiniteGradient,
+    WeightsDiverged,
+)
 from phalanx.transport import Credentials, Deadline
 from phalanx.wire import Reason
 
@@ -238,3 +246,17 @@ def test_a_mistake_of_the_coordinator_ends_it_and_is_told(stack, monkeypatch, ca
     assert coordinator.has_halted
     assert "ZeroDivisionError" in caplog.text
     assert isinstance(worker.join().error, ConnectError)
+
+
+def test_a_mistake_in_a_workers_own_thread_ends_its_waits(stack, monkeypatch):
+    coordinator = serve(stack, 1)
+    gate = Gate(1)
+    worker = Stepper(coordinator.address, "w0", 5, on_step=gate)
+    gate.wait()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # it is raised there on purpose
+
+    monkeypatch.setattr(worker.client._participant, "hear", lambda *_: 1 / 0)
+    gate.open()
+
+    assert isinstance(worker.join().error, MembershipError)
+    assert "ZeroDivisionError('division by zero'); start it again" in str(worker.error)

@@ -1,6 +1,6 @@
 """What the bytes hold: element types, reductions, the canonical order of addition, and cuts."""
 
-from phalanx.buffers.dtype import Array, DType, round_to_bf16, widen_bf16
+from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
 from phalanx.buffers.fold import Carry, combine_order, pieces
 from phalanx.buffers.reduce import ReduceOp, accumulate, check, combine, finish, fold, widen
 from phalanx.buffers.split import RUN, blocks, even_part, even_parts, runs
@@ -12,6 +12,7 @@ __all__ = [
     "DType",
     "ReduceOp",
     "accumulate",
+    "as_bytes",
     "blocks",
     "check",
     "combine",

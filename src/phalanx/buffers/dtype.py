@@ -122,3 +122,8 @@ def _from_numpy(dtype: np.dtype[Any]) -> DType:  # Any: as in Array
         )
     instead = _INSTEAD.get(dtype.kind, "encode it as u8")
     raise ConfigError(f"elements of type {dtype} cannot be exchanged: {instead} (there are {_LABELS})")
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The bytes of a contiguous array."""
+    return array.data.cast("B") if array.size else memoryview(b"")

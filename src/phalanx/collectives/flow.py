@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, ReduceOp, finish, fold
+from phalanx.buffers import Array, DType, ReduceOp, as_bytes, finish, fold
 from phalanx.collectives.call import Call
 from phalanx.errors import CollectiveMismatch
 from phalanx.transport import Link
@@ -184,8 +184,3 @@ class Fold:
         if length:
             for peer, incoming in self._contributions.items():
                 incoming.fill(as_bytes(self._scratch[peer][:length]))
-
-
-def as_bytes(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
-    return array.data.cast("B") if array.size else memoryview(b"")

@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from phalanx.buffers import Array, DType, ReduceOp
+from phalanx.buffers import Array, DType, ReduceOp, as_bytes
 from phalanx.collectives import direct
 from phalanx.collectives.call import Call
-from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Store, as_bytes
+from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Store
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then, length_of
 from phalanx.errors import DeadlineExceeded
 from phalanx.transport import Deadline, Epoch, Link, Wait, wait_for_links

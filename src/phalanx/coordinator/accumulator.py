@@ -6,6 +6,7 @@ from enum import Enum
 import numpy as np
 
 from phalanx.buffers import RUN, Array, DType, ReduceOp, fold, runs
+from phalanx.coordinator.blame import odd_one_out
 from phalanx.errors import CollectiveMismatch, ConfigError, NonFiniteGradient
 from phalanx.wire import gradient
 
@@ -101,14 +102,11 @@ def check_asked(worker: int, name: str, sent: gradient.Gradient, step: int, what
 
 def check_shapes(contributions: Sequence[gradient.Gradient], names: Sequence[str]) -> None:
     """Raise CollectiveMismatch unless all gradients have the same elements; it names the one that is alone with its."""
-    groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for worker, sent in enumerate(contributions):
-        groups.setdefault((sent.elements, sent.sizes), []).append(worker)
-    if len(groups) == 1:
-        return
-    odd, most = sorted(groups.values(), key=len)[:: len(groups) - 1]
-    words = f"{names[odd[0]]} sent {contributions[odd[0]]}, but {names[most[0]]} sent {contributions[most[0]]}"
-    raise CollectiveMismatch(f"{words}: all workers must train the same model", peer=odd[0])
+    found = odd_one_out({worker: (sent.elements, sent.sizes) for worker, sent in enumerate(contributions)})
+    if found:
+        odd, other = found
+        words = f"{names[odd]} sent {contributions[odd]}, but {names[other]} sent {contributions[other]}"
+        raise CollectiveMismatch(f"{words}: all workers must train the same model", peer=odd)
 
 
 def has_late_weights(contributions: Sequence[gradient.Gradient], weighting: Weighting) -> bool:

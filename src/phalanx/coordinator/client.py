@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from phalanx.coordinator.connection import Connection
 from phalanx.coordinator.participant import NO_EPOCH, Abandon, Apply, Begin, Call, HangUp, Move, Participant, Stop, Tell
-from phalanx.errors import ConnectError, DeadlineExceeded, PeerLost, PhalanxError
+from phalanx.errors import ConnectError, DeadlineExceeded, MembershipError, PeerLost, PhalanxError
 from phalanx.transport import Credentials, Deadline, Epoch, Wait, call
 from phalanx.wire import (
     Address,
@@ -146,19 +146,27 @@ class CoordinatorClient:
                     self._wake()  # the thread sends the rest
 
     def _live(self) -> None:
-        """The thread: listen, keep time, and call again when the connection is lost."""
-        participant = self._participant
-        assert participant
-        while not self._is_closed:
-            ready = self._wait(participant)
-            with self._one_at_a_time:
-                if self._wake_read.fileno() in ready:
-                    self._wake_read.recv(4096)
-                self._attend(participant)
-                self._carry_out(participant.tick(time.monotonic()))
-            if self._must_call and not self._is_closed:
-                self._must_call = False
-                self._call_again(participant)
+        """The thread, until this is closed. A mistake of ours must not leave this worker waiting."""
+        assert self._participant
+        try:
+            while not self._is_closed:
+                self._live_on(self._participant)
+        except Exception as error:
+            failure = MembershipError(f"this worker's talk with {self._whom} failed: {error!r}; start it again")
+            self._carry_out([Abandon(failure), Stop(failure)])
+            raise
+
+    def _live_on(self, participant: Participant) -> None:
+        """Listen, keep time, and call again when the connection is lost."""
+        ready = self._wait(participant)
+        with self._one_at_a_time:
+            if self._wake_read.fileno() in ready:
+                self._wake_read.recv(4096)
+            self._attend(participant)
+            self._carry_out(participant.tick(time.monotonic()))
+        if self._must_call and not self._is_closed:
+            self._must_call = False
+            self._call_again(participant)
 
     def _wait(self, participant: Participant) -> list[int]:
         """The descriptors that are ready, or none when time changes something."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.buffers import Array, runs
+from phalanx.buffers import Array, as_bytes, runs
 from phalanx.coordinator.accumulator import (
     Accumulator,
     Arithmetic,
@@ -149,8 +149,3 @@ def until_quiet(workers: Sequence[Worker]) -> Task[None]:
     """Return when the workers have taken all that was said to them."""
     while busy := [worker for worker in workers if not worker.peer.is_quiet]:
         yield busy
-
-
-def as_bytes(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
-    return array.data.cast("B") if array.size else memoryview(b"")

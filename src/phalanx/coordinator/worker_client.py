@@ -9,9 +9,9 @@ from typing import Self
 
 import numpy as np
 
-from phalanx.buffers import Array
+from phalanx.buffers import Array, as_bytes
 from phalanx.coordinator.gradient_server import check_dialect
-from phalanx.coordinator.star_collect import Reduced, as_bytes
+from phalanx.coordinator.star_collect import Reduced
 from phalanx.coordinator.star_entrenar import EntrenarWire
 from phalanx.coordinator.star_halt import to_error
 from phalanx.coordinator.star_peer import OurWire, Peer, Wire
