@@ -81,18 +81,43 @@ class Evicted(MembershipError):  # noqa: N818
 class Halted(PhalanxError):  # noqa: N818
     """Training stopped everywhere, at one step, on purpose. ``step`` is that step; ``rank`` caused it, if one did."""
 
-    def __init__(self, message: str, *, step: int, rank: int | None = None) -> None:
+    def __init__(self, message: str, *, step: int = 0, rank: int | None = None) -> None:
         super().__init__(message)
         self.step = step
         self.rank = rank
 
 
 class NonFiniteGradient(Halted):
-    """A gradient is not finite; the message names where. Weights are untouched: look at those samples."""
+    """A gradient is not finite. Weights are untouched: look at those samples.
+
+    ``lane``, ``parameter`` and ``samples`` say where it was first seen, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int = 0,
+        rank: int | None = None,
+        lane: int | None = None,
+        parameter: str | None = None,
+        samples: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message, step=step, rank=rank)
+        self.lane = lane
+        self.parameter = parameter
+        self.samples = samples
 
 
 class WeightsDiverged(Halted):
-    """A rank's weights differ from the others': its memory, its build or its program is not like theirs."""
+    """A rank's weights differ from the others': its memory, its build or its program is not like theirs.
+
+    ``parameter`` is the first that differs, if that is known.
+    """
+
+    def __init__(self, message: str, *, step: int = 0, rank: int | None = None, parameter: str | None = None) -> None:
+        super().__init__(message, step=step, rank=rank)
+        self.parameter = parameter
 
 
 class RemoteError(Halted):

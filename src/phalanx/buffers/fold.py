@@ -11,9 +11,10 @@ from phalanx.errors import ConfigError
 T = TypeVar("T")
 
 
-def middle(leaves: int) -> int:
-    """Return how many of a node's ``leaves``, two or more, lie in its left half."""
-    return 1 << (leaves - 1).bit_length() - 1
+def halves(node: range) -> tuple[range, range]:
+    """Return the two subtrees of a node with two or more leaves."""
+    half = 1 << (len(node) - 1).bit_length() - 1
+    return node[:half], node[half:]
 
 
 def pieces(start: int, stop: int, leaves: int) -> tuple[range, ...]:
@@ -36,7 +37,7 @@ def combine_order(spans: Sequence[range], leaves: int) -> tuple[tuple[int, int],
             return waiting.pop()[0]
         if len(node) < 2:
             raise _no_cover(spans, leaves)
-        left, right = map(gather, _halves(node))
+        left, right = map(gather, halves(node))
         order.append((left, right))
         return left
 
@@ -76,17 +77,12 @@ class Carry(Generic[T]):
         return tuple(self._held)
 
 
-def _halves(node: range) -> tuple[range, range]:
-    half = middle(len(node))
-    return node[:half], node[half:]
-
-
 def _cover(wanted: range, node: range) -> tuple[range, ...]:
     if wanted.stop <= node.start or node.stop <= wanted.start:
         return ()
     if wanted.start <= node.start and node.stop <= wanted.stop:
         return (node,)
-    left, right = _halves(node)
+    left, right = halves(node)
     return _cover(wanted, left) + _cover(wanted, right)
 
 

@@ -4,7 +4,7 @@ f16 and bf16 are accumulated in f32 and rounded once, at the end. Overflow and N
 who cares looks at the result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from enum import Enum
 from functools import lru_cache
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.buffers.dtype import Array, DType, round_to_bf16, widen_bf16
-from phalanx.buffers.fold import middle
+from phalanx.buffers.fold import halves
 from phalanx.buffers.split import RUN, runs
 from phalanx.errors import ConfigError
 
@@ -78,6 +78,20 @@ def fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> Non
     _SILENT.copy().run(_fold, op, dtype, inputs, out)
 
 
+def fold_pieces(
+    dtype: DType,
+    spans: Sequence[range],
+    inputs: Sequence[Array],
+    out: Array,
+    finish: Callable[[Array], None] | None = None,
+) -> None:
+    """Write the sum of pieces into ``out``, where input i is that of the lanes ``spans[i]``, in the order of the lanes.
+
+    ``finish`` may look at the sum and change it before it is rounded, while it is in cache: keep to a run's length.
+    """
+    _SILENT.copy().run(_fold_pieces, dtype, tuple(spans), inputs, out, finish)
+
+
 def accumulate(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> None:
     """Fold as ``fold`` does, but leave accumulators in ``out``: neither divided for a mean nor rounded."""
     partial = ReduceOp.SUM if op.is_mean else op
@@ -112,8 +126,7 @@ def _fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> No
     if count == 2 and not op.is_mean and not dtype.is_narrow:
         op.ufunc(inputs[0], inputs[1], out=out)  # a single pass gains nothing from runs
         return
-    may_use_out = not dtype.is_narrow and not any(np.may_share_memory(each, out) for each in inputs)
-    program = _program(count, dtype.is_narrow, may_use_out)
+    program = _program(_leaves(count), dtype.is_narrow, _may_use_out(dtype, inputs, out))
     scratch = np.empty((program.rows, min(RUN, length)), dtype.accumulator.numpy)
     if length <= RUN:
         _run_program(program, op, dtype, inputs, scratch, out)
@@ -121,6 +134,39 @@ def _fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> No
     for run in runs(slice(0, length), RUN):
         rows = scratch[:, : run.stop - run.start]
         _run_program(program, op, dtype, [each[run] for each in inputs], rows, out[run])
+
+
+def _fold_pieces(
+    dtype: DType,
+    spans: tuple[range, ...],
+    inputs: Sequence[Array],
+    out: Array,
+    finish: Callable[[Array], None] | None,
+) -> None:
+    may_use_out = _may_use_out(dtype, inputs, out)
+    if len(inputs) == 1:
+        values = widen(dtype, inputs[0])
+        if may_use_out:  # else the only piece is the place of the sum
+            np.copyto(out, values)
+            values = out
+    else:
+        program = _program(spans, dtype.is_narrow, may_use_out)
+        scratch = np.empty((program.rows, len(out)), dtype.accumulator.numpy)
+        _run_steps(program, ReduceOp.SUM, dtype, [*inputs, *scratch, out])
+        values = scratch[0] if dtype.is_narrow else out
+    if finish:
+        finish(values)
+    if dtype.is_narrow:
+        _round(dtype, values, out)
+
+
+def _may_use_out(dtype: DType, inputs: Sequence[Array], out: Array) -> bool:
+    return not dtype.is_narrow and not any(np.may_share_memory(each, out) for each in inputs)
+
+
+@lru_cache
+def _leaves(count: int) -> tuple[range, ...]:
+    return tuple(range(leaf, leaf + 1) for leaf in range(count))
 
 
 class _Program(NamedTuple):
@@ -137,29 +183,31 @@ _OUT = -1
 
 
 @lru_cache
-def _program(count: int, is_narrow: bool, may_use_out: bool) -> _Program:  # noqa: FBT001 - it is cached by position
-    """The steps for ``count`` inputs; ``may_use_out`` for what is half done, too, since no input lies there."""
+def _program(spans: tuple[range, ...], is_narrow: bool, may_use_out: bool) -> _Program:  # noqa: FBT001 - it is cached by position
+    """The steps for one input for each span; ``may_use_out`` for what is half done, too, since no input lies there."""
     steps: list[tuple[int, int | None, int]] = []
-    rows = 0
+    rows, count, taken = 0, len(spans), 0
 
-    def emit(start: int, stop: int, target: int, row: int) -> int:
-        """Accumulate some inputs in ``target``, using scratch from ``row`` on, and return where they are."""
-        nonlocal rows
+    def emit(node: range, target: int, row: int) -> int:
+        """Accumulate what is under ``node`` in ``target``, using scratch from ``row`` on, and return where it is."""
+        nonlocal rows, taken
         rows = max(rows, row)
-        if stop - start == 1:
+        if spans[taken] == node:
+            taken += 1
             if is_narrow:
-                steps.append((start, None, target))
-            return target if is_narrow else start
-        half = start + middle(stop - start)
-        left = emit(start, half, target, row)
-        right = emit(half, stop, count + row, row + 1)
+                steps.append((taken - 1, None, target))
+            return target if is_narrow else taken - 1
+        left_half, right_half = halves(node)
+        left = emit(left_half, target, row)
+        right = emit(right_half, count + row, row + 1)
         steps.append((left, right, target))
         return target
 
+    root = range(spans[-1].stop)
     if may_use_out:
-        emit(0, count, _OUT, 0)
+        emit(root, _OUT, 0)
     else:
-        emit(0, count, count, 1)
+        emit(root, count, 1)
         if not is_narrow:
             steps[-1] = (*steps[-1][:2], _OUT)
     return _Program(rows, tuple(steps))
@@ -168,16 +216,19 @@ def _program(count: int, is_narrow: bool, may_use_out: bool) -> _Program:  # noq
 def _run_program(
     program: _Program, op: ReduceOp, dtype: DType, inputs: Sequence[Array], scratch: Array, out: Array
 ) -> None:
-    registers = [*inputs, *scratch, out]
+    _run_steps(program, op, dtype, [*inputs, *scratch, out])
+    if dtype.is_narrow:
+        _finish(op, dtype, scratch[0], len(inputs), out)
+    elif op.is_mean:
+        np.true_divide(out, len(inputs), out)
+
+
+def _run_steps(program: _Program, op: ReduceOp, dtype: DType, registers: Sequence[Array]) -> None:
     for left, right, target in program.steps:
         if right is None:
             _widen(dtype, registers[left], registers[target])
         else:
             op.ufunc(registers[left], registers[right], out=registers[target])
-    if dtype.is_narrow:
-        _finish(op, dtype, registers[len(inputs)], len(inputs), out)
-    elif op.is_mean:
-        np.true_divide(out, len(inputs), out)
 
 
 def _finish(op: ReduceOp, dtype: DType, accumulated: Array, count: int, out: Array) -> None:

@@ -3,6 +3,7 @@
 from phalanx.collectives import direct, pair, ring, star, tree
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, Costs, Topology, choose
+from phalanx.collectives.lanes import Finish, LaneFold, count_pieces
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
@@ -14,6 +15,8 @@ __all__ = [
     "Call",
     "Choice",
     "Costs",
+    "Finish",
+    "LaneFold",
     "LinkRunner",
     "Plan",
     "Receive",
@@ -23,6 +26,7 @@ __all__ = [
     "Then",
     "Topology",
     "choose",
+    "count_pieces",
     "direct",
     "pair",
     "ring",

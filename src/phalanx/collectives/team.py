@@ -9,6 +9,7 @@ from phalanx.buffers import Array, DType, ReduceOp, accumulate, even_parts, fini
 from phalanx.collectives import direct, pair, ring, star, tree
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, Topology, choose
+from phalanx.collectives.lanes import LaneFold, fold_in_arena, fold_over_links
 from phalanx.collectives.plan import Plan, Receive, Round, Send
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
@@ -64,6 +65,15 @@ class Team:
             self._all_reduce_as_bf16(call, source, target)
         else:
             self._reduce_over_links(call, self._all_reduce_plan(algorithm, len(source)), algorithm, source, target)
+
+    def fold_lanes(self, call: Call, pieces: Array, target: Array, fold: LaneFold) -> None:
+        """Write the sum of all lanes into every target; ``pieces`` has this rank's, one after another."""
+        if self.size == 1:
+            fold.add_up(0, 1, [pieces], call.signature.dtype, target)
+        elif self._in_arena:
+            fold_in_arena(self._in_arena, call, pieces, target, fold)
+        else:
+            fold_over_links(self.links, call, pieces, target, fold)
 
     def reduce(self, call: Call, source: Array, target: Array | None) -> None:
         """Write the reduction of all sources into the root's target; the others have none."""

@@ -1,9 +1,11 @@
 """Everything that can be called on a group, in two forms: one that waits, and one that does not."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TypeVar
 
 from phalanx.buffers import Array, DType, ReduceOp
+from phalanx.collectives import Finish
 from phalanx.group.operations import Operation, Operations
 from phalanx.transport import Pending
 
@@ -52,6 +54,25 @@ class Calls(ABC):
     ) -> Pending[Array]:
         """Begin an ``all_reduce``; leave the arrays alone until it is done."""
         return self._later(self._operations.all_reduce(array, op, out, wire), timeout_s)
+
+    def fold_lanes(
+        self,
+        pieces: Array,
+        out: Array,
+        *,
+        lanes: int,
+        blocks: Sequence[slice] | None = None,
+        finish: Finish | None = None,
+        wire: DType | str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Add up ``lanes`` lanes, of which every rank has an even part: the same bits for any number of ranks.
+
+        ``pieces`` has a row for each whole subtree of this rank's lanes (``phalanx.buffers.pieces``) and comes from
+        ``allocate``; ``out`` comes from ``allocate(..., shared=True)``. ``finish(number, values)`` is called with each
+        of the ``blocks`` that this rank adds up, before others see it, and may change it.
+        """
+        return self._now(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire), timeout_s)
 
     def reduce_scatter(
         self,

@@ -40,7 +40,8 @@ class Join:
 
     ``coordinator`` lists the addresses where it may be; ``host`` names the machine this rank pretends to run on, so
     that several can be simulated on one; ``hosted_by`` is the rank whose process the coordinator lives in, if any;
-    ``credentials`` are what the workers and the coordinator know each other by.
+    ``credentials`` are what the workers and the coordinator know each other by. A group that takes steps has ``lanes``,
+    and ``step`` is the next one of the state that this rank holds.
     """
 
     coordinator: tuple[Address, ...]
@@ -51,6 +52,8 @@ class Join:
     over: Over = Over.AUTO
     hosted_by: int | None = None
     timeout_s: float = 300.0
+    lanes: int | None = None
+    step: int = 0
     credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
@@ -58,13 +61,21 @@ class Join:
             raise ConfigError(f"a group has at least one rank, not {self.size}")
         if self.rank is not None and (self.rank < 0 or (self.size is not None and self.rank >= self.size)):
             raise ConfigError(f"there is no rank {self.rank} in a group of {self.size}: ranks begin at 0")
+        check_lanes(self.lanes, self.size)
 
 
-def alone(timeout_s: float = 300.0) -> Group:
+def check_lanes(lanes: int | None, size: int | None) -> None:
+    """Raise ConfigError unless every one of ``size`` ranks gets a lane."""
+    if lanes is not None and lanes < (size or 1):
+        raise ConfigError(f"{lanes} lanes are too few for {size or 1} workers: each computes at least one")
+
+
+def alone(timeout_s: float = 300.0, lanes: int | None = None) -> Group:
     """A group of one: everything works, and nothing needs a network."""
+    check_lanes(lanes, 1)
     epoch = Epoch(1)
     world = World(MemorySwitchboard(), epoch, None, [host_identity()])
-    return make_group(world, [0], 0, bytes(16), Deadline.after(timeout_s), timeout_s, epoch.close)
+    return make_group(world, [0], 0, bytes(16), Deadline.after(timeout_s), timeout_s, epoch.close, lanes)
 
 
 def connect(join: Join, switchboard: Switchboard | None = None) -> Group:
@@ -85,7 +96,7 @@ def connect(join: Join, switchboard: Switchboard | None = None) -> Group:
         world = World(switchboard or lobby, epoch, client, [member.host for member in welcome.members])
         ranks = [member.rank for member in welcome.members]
         leave = ExitStack()
-        group = make_group(world, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close)
+        group = make_group(world, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close, join.lanes)
         leave.push(undo.pop_all())
         leave.callback(epoch.revoke, LinkClosed("this group was closed on this side"))
         leave.callback(client.leave)
@@ -105,6 +116,8 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
         rank=join.rank,
         size=join.size,
         job=join.job,
+        lanes=join.lanes,
+        step=join.step,
         name=f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}",
     )
 

@@ -18,13 +18,13 @@ import numpy as np
 
 from phalanx.buffers import Array, DType
 from phalanx.collectives import Call, Choice, Team
-from phalanx.errors import ConfigError, LinkClosed, PeerLost, PhalanxError
+from phalanx.errors import ConfigError, Halted, LinkClosed, PeerLost, PhalanxError
 from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
-from phalanx.group.line import Line
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
+from phalanx.group.transaction import commit, halt
 from phalanx.group.world import World, arbitrate
-from phalanx.transport import Deadline, Pending
+from phalanx.transport import Deadline, Line, Pending
 from phalanx.wire import Cause, Collective
 
 Result = TypeVar("Result")
@@ -59,7 +59,10 @@ class Group(Calls):
         key: bytes,
         timeout_s: float,
         leave: Callable[[], None],
+        lanes: int | None = None,
     ) -> None:
+        self.lanes = lanes
+        """Into how many lanes a step is cut; None in a group that takes no steps."""
         self.timeout_s = timeout_s
         self._leave = leave  # before the links close: others are to hear it from the coordinator first
         self._world = world
@@ -129,6 +132,21 @@ class Group(Calls):
         subgroup = make_group(self._world, names, name, key, Deadline.after(seconds), self.timeout_s)
         self._subgroups.add(subgroup)
         return subgroup
+
+    def commit(self, loss: float, digest: bytes, *, timeout_s: float | None = None) -> None:
+        """Say that this rank is done with its step, and return when it counts: every rank was done, with one digest."""
+        deadline = self._begin(timeout_s)
+        try:
+            commit(self._world, loss, digest, deadline)
+        except PhalanxError as error:
+            self._failure = error
+            raise
+
+    def halt(self, error: Halted) -> None:
+        """Stop every rank at this step with ``error``; every further call raises it, here too."""
+        self._check_usable()
+        self._failure = error
+        halt(self._world, error)
 
     def explain(self, collective: str, nbytes: int) -> Choice:
         """Say how a collective over ``nbytes`` would be carried out, and why: print the answer."""
@@ -246,6 +264,7 @@ def make_group(
     deadline: Deadline,
     timeout_s: float,
     leave: Callable[[], None] = lambda: None,
+    lanes: int | None = None,
 ) -> Group:
     """The group of the ranks that the world knows as ``names``, as the one known as ``name`` sees it.
 
@@ -257,4 +276,4 @@ def make_group(
         team = assemble(rank, names, hosts, world.switchboard, key, deadline, world.epoch)
     except PhalanxError as error:
         raise copy.copy(arbitrate(error, world)) from None
-    return Group(world, names, team, key, timeout_s, leave)
+    return Group(world, names, team, key, timeout_s, leave, lanes)

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, ReduceOp, check, even_parts
-from phalanx.collectives import Call, Team
+from phalanx.buffers import RUN, Array, DType, ReduceOp, check, even_parts, runs
+from phalanx.collectives import Call, Finish, LaneFold, Team, count_pieces
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.wire import Collective, Signature
 
@@ -60,6 +60,29 @@ class Operations:
 
         signature = _signature(Collective.ALL_REDUCE, dtype, array.size, reduction)
         return Operation(signature, self._team.all_reduce, (source_flat, target_flat, narrow), target)
+
+    def fold_lanes(
+        self,
+        pieces: Array,
+        out: Array,
+        lanes: int,
+        blocks: Sequence[slice] | None,
+        finish: Finish | None,
+        wire: DType | str | None,
+    ) -> Operation[Array]:
+        """The sum of all lanes, in ``out``."""
+        flat, dtype = _flat(pieces, "pieces")
+        if not (dtype.is_float and lanes >= self._team.size):
+            raise ConfigError(f"{lanes} lanes of {dtype.label} cannot be shared by {self._team.size} ranks")
+        shape = (count_pieces(lanes, self._team.size)[self._team.rank], out.size)
+        if pieces.shape != shape:
+            raise ConfigError(f"pieces must have shape {shape}, one row a piece, not {pieces.shape}")
+        target = _target(out, (out.size,), dtype, "out")
+        cuts = tuple(runs(slice(0, out.size), RUN)) if blocks is None else blocks
+        fold = LaneFold(lanes, cuts, finish, None if wire is None else _wire(wire, dtype))
+
+        signature = _signature(Collective.FOLD_LANES, dtype, out.size)
+        return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
 
     def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
         """The reduction of all arrays, in the root's array; the others keep theirs."""

@@ -7,19 +7,25 @@ from typing import Protocol
 
 from phalanx.errors import CollectiveMismatch, DeadlineExceeded, PeerLost, PhalanxError
 from phalanx.transport import Deadline, Epoch, Switchboard
-from phalanx.wire import Cause
+from phalanx.wire import Cause, Commit, Reason, Welcome
 
 _VERDICT_S = 0.75  # how long a call that failed waits to hear from the coordinator who is really to blame
 
 
 class Registry(Protocol):
-    """Where a rank says that it cannot go on, and that it goes."""
+    """Where a rank says how it gets on, and hears whether its steps count."""
 
     def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
         """Tell everybody why this rank cannot go on."""
 
-    def leave(self) -> None:
-        """Go, without anybody else having to stop."""
+    def done(self, epoch: Epoch, loss: float, digest: bytes) -> None:
+        """Say that this rank has computed and exchanged its step."""
+
+    def wait_for_word(self, deadline: Deadline) -> tuple[Welcome, Epoch] | Commit:
+        """What the coordinator says next: that the step counts, or that another epoch begins."""
+
+    def halt(self, reason: Reason, rank: int | None, words: str) -> None:
+        """Stop everybody at this step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,26 @@ _NAP_S = 0.05
 _FAREWELL_S = 1.0  # enough for the coordinator to tell everybody that rank 0 failed
 
 
-def connect(*, timeout_s: float = 300.0, over: str = "auto", host: str | None = None) -> Group:
+def connect(
+    *,
+    timeout_s: float = 300.0,
+    over: str = "auto",
+    host: str | None = None,
+    lanes: int | None = None,
+    step: int = 0,
+) -> Group:
     """Return the group of all processes that were started together; when all of them have come.
 
     Started by ``phalanx run``, torchrun, srun or mpirun, that is all their ranks; otherwise this process alone.
     ``timeout_s`` limits the waiting for the others here, and later every call for which no other time is given.
     ``over="tcp"`` keeps data off shared memory. ``host`` names a machine to pretend to run on: ranks of different
-    hosts share no memory.
+    hosts share no memory. With ``lanes`` the group takes steps that count for all or for nobody, ``step`` first: an
+    ``Engine`` needs that.
     """
     chosen = parse_over(over, "over")
     launch = read_launch()
     if launch is None:
-        return alone(timeout_s)
+        return alone(timeout_s, lanes)
     join = Join(
         coordinator=launch.coordinator,
         rank=launch.rank,
@@ -39,6 +47,8 @@ def connect(*, timeout_s: float = 300.0, over: str = "auto", host: str | None = 
         hosted_by=0 if launch.is_hosted else None,
         credentials=launch.credentials,
         timeout_s=timeout_s,
+        lanes=lanes,
+        step=step,
     )
     if not launch.is_hosted:
         return join_group(join)

@@ -25,7 +25,7 @@ class World:
     ``over`` is what data goes over: ``"memory"`` (threads only), ``"tcp"`` or ``"arena"``. Ranks are threads unless
     ``processes``, which can be killed and stopped. ``hosts`` names a simulated host for each rank: ranks of different
     hosts share no memory. ``wrap(rank, link)`` returns what a rank shall use instead of a memory link, for example
-    ``FaultyLink(link, cut_after=4096)``.
+    ``FaultyLink(link, cut_after=4096)``. With ``lanes`` the group takes steps.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class World:
         hosts: Sequence[str] | None = None,
         timeout_s: float = 30.0,
         wrap: Wrap | None = None,
+        lanes: int | None = None,
     ) -> None:
         if size < 1:
             raise ConfigError(f"a world has at least one rank, not {size}")
@@ -52,6 +53,7 @@ class World:
         self.hosts = hosts
         self.timeout_s = timeout_s
         self.wrap = wrap
+        self.lanes = lanes
 
     def run(self, function: Function) -> list[Any]:  # Any: what the function returned
         """Return what ``function(group)`` returned on every rank, by rank, or raise the first error."""
@@ -66,7 +68,13 @@ class World:
         over = Over.AUTO if self.over == "arena" else Over.TCP
         host = self.hosts[rank] if self.hosts else None
         join = Join(
-            coordinator=(coordinator,), rank=rank, size=self.size, host=host, over=over, timeout_s=self.timeout_s
+            coordinator=(coordinator,),
+            rank=rank,
+            size=self.size,
+            host=host,
+            over=over,
+            timeout_s=self.timeout_s,
+            lanes=self.lanes,
         )
         return connect(join, switchboard)
 

@@ -6,6 +6,7 @@ from phalanx.transport.credentials import Credentials, Tls, make_token, parse_to
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.door import Arrival, Door, Refusal, call
 from phalanx.transport.epoch import Epoch, Wait
+from phalanx.transport.line import Line
 from phalanx.transport.link import Link, wait_for_links
 from phalanx.transport.lobby import Switchboard, TcpLobby
 from phalanx.transport.memory import MemorySwitchboard, memory_pair
@@ -24,6 +25,7 @@ __all__ = [
     "Deadline",
     "Door",
     "Epoch",
+    "Line",
     "Link",
     "Listener",
     "Location",

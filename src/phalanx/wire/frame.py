@@ -54,6 +54,8 @@ class Collective(IntEnum):
     BARRIER = 10
     ALLOCATE = 11
     """Memory that the ranks of a host share."""
+    FOLD_LANES = 12
+    """An all-reduce in which every rank brings the pieces of its lanes."""
 
 
 _TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})

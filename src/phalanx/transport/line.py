@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from phalanx.errors import LinkClosed
-from phalanx.transport import Pending
+from phalanx.transport.pending import Pending
 
 Result = TypeVar("Result")
 

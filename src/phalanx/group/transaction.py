@@ -1,0 +1,41 @@
+"""Whether a step counts: all ranks of a run commit it, or nobody does."""
+
+from phalanx.errors import DeadlineExceeded, EpochChanged, Halted, NonFiniteGradient, RemoteError, WeightsDiverged
+from phalanx.group.world import World
+from phalanx.transport import Deadline
+from phalanx.wire import Commit, Reason
+
+_LOOK_S = 0.05  # how often to look whether the epoch still holds, while nothing is heard
+
+_REASONS: dict[type[Halted], Reason] = {
+    NonFiniteGradient: Reason.NON_FINITE,
+    WeightsDiverged: Reason.DIVERGED,
+    RemoteError: Reason.RAISED,
+}
+
+
+def commit(world: World, loss: float, digest: bytes, deadline: Deadline) -> None:
+    """Say that this rank is done with its step, and return when it counts for everybody."""
+    registry, epoch = world.registry, world.epoch
+    if registry is None:
+        return
+    epoch.check()
+    registry.done(epoch, loss, digest)
+    while True:
+        try:
+            word = registry.wait_for_word(min(deadline, Deadline.after(_LOOK_S), key=lambda each: each.at))
+        except DeadlineExceeded:
+            epoch.check()
+            if deadline.has_passed:
+                raise
+            continue
+        if not isinstance(word, Commit):
+            raise EpochChanged(f"epoch {epoch.number} ended before its step was committed: do the step again")
+        return
+
+
+def halt(world: World, error: Halted) -> None:
+    """Tell everybody to stop at this step, and why."""
+    if world.registry:
+        world.registry.halt(_REASONS[type(error)], error.rank, str(error))
+    world.epoch.revoke(error)
