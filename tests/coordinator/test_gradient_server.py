@@ -2,11 +2,11 @@ import logging
 import socket
 import tracemalloc
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
+from star_play import F32, exchange, full, join, serve, star, together
 
 from phalanx.coordinator import Block, Component, GradientServer, Whole, WorkerClient
 from phalanx.coordinator.star_peer import OurWire, Peer
@@ -24,7 +24,6 @@ from phalanx.errors import (
 from phalanx.transport import Credentials, Deadline, StreamLink, call
 from phalanx.wire import Address, Purpose, gradient
 
-F32 = np.float32
 ANYWHERE = "0.0.0.0"  # noqa: S104 - it is refused, or has a token
 LARGE = 3 << 20  # elements: more than the network holds
 RUN = gradient.FRAME_BYTES // gradient.ITEM_BYTES
@@ -34,39 +33,6 @@ RUN = gradient.FRAME_BYTES // gradient.ITEM_BYTES
 def stack():
     with ExitStack() as opened:
         yield opened
-
-
-def serve(stack, workers, **options):
-    return stack.enter_context(GradientServer(workers=workers, **{"timeout_s": 10.0, **options}))
-
-
-def join(stack, server, count=1, **options):
-    """Workers that have joined, by number."""
-    options = {"timeout_s": 10.0, **options}
-    return [stack.enter_context(WorkerClient(server.address, **options)) for _ in range(count)]
-
-
-def star(stack, count, **options):
-    server = serve(stack, count, **options)
-    workers = join(stack, server, count)
-    server.wait_for_workers(10)
-    return server, workers
-
-
-def together(*calls):
-    """What each call returned, or raised."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        futures = [pool.submit(call) for call in calls]
-    return [future.exception() or future.result() for future in futures]
-
-
-def full(value, length=5):
-    return np.full(length, value, F32)
-
-
-def exchange(worker, step=0, what=None, gradients=None, **options):
-    gradients = full(worker.worker + 1.0) if gradients is None else gradients
-    return lambda: worker.exchange(step, gradients, Whole() if what is None else what, **options)
 
 
 def stated(length):
@@ -168,12 +134,13 @@ def test_blocks_and_components_go_the_same_way_as_the_whole(stack):
         ]
 
 
-def test_a_worker_may_send_ahead_of_what_it_receives(stack):
+@pytest.mark.parametrize("length", [LARGE // 4, 2 * LARGE])
+def test_a_worker_may_send_ahead_of_what_it_receives(stack, length):
     server, [worker] = star(stack, 1)
 
     def work():
         for step in range(3):
-            worker.send(step, full(step, LARGE // 4), Whole())
+            worker.send(step, full(step, length), Whole())
         return [worker.receive().gradients[0] for _ in range(3)]
 
     _, received = together(lambda: [server.exchange(step, Whole()) for step in range(3)], work)

@@ -1,6 +1,7 @@
 """Who is in the group, and whether a step counts; and the gradient server."""
 
 from phalanx.coordinator.accumulator import Weighting
+from phalanx.coordinator.blame import odd_one_out
 from phalanx.coordinator.client import CoordinatorClient
 from phalanx.coordinator.gradient_server import GradientServer
 from phalanx.coordinator.journal import Journal
@@ -30,5 +31,6 @@ __all__ = [
     "Whole",
     "WorkerClient",
     "look",
+    "odd_one_out",
     "parse_workers",
 ]

@@ -67,16 +67,7 @@ class Accumulator:
 
     def describe(self, contributions: Sequence[gradient.Gradient]) -> gradient.Mean:
         """The result in words and numbers; the contributions are complete now."""
-        samples = [each.samples or 0 for each in contributions]
-        return gradient.Mean(
-            step=self._first.step,
-            what=self._first.what,
-            elements=self._first.elements,
-            sizes=self._first.sizes,
-            loss=_mean_loss([each.loss for each in contributions], samples, self._arithmetic),
-            correct=sum(each.correct for each in contributions),
-            samples=sum(samples),
-        )
+        return describe(contributions, self._first.sizes, self._arithmetic)
 
     def _non_finite(self, start: int, inputs: Sequence[Array]) -> NonFiniteGradient:
         step, where = self._first.step, f"of {self._first.what} at step {self._first.step}"
@@ -88,6 +79,22 @@ class Accumulator:
         element = start + np.flatnonzero(~np.isfinite(mean))[0]
         words = f"the sum of all gradients overflows at element {element} {where}, although each of them is finite"
         return NonFiniteGradient(f"{words}: scale the loss, or clip", step=step)
+
+
+def describe(
+    contributions: Sequence[gradient.Gradient], sizes: tuple[int, ...], arithmetic: Arithmetic = Arithmetic.OURS
+) -> gradient.Mean:
+    """What to say of a result of these sizes, with the loss over all samples."""
+    samples = [each.samples or 0 for each in contributions]
+    return gradient.Mean(
+        step=contributions[0].step,
+        what=contributions[0].what,
+        elements=sum(sizes),
+        sizes=sizes,
+        loss=_mean_loss([each.loss for each in contributions], samples, arithmetic),
+        correct=sum(each.correct for each in contributions),
+        samples=sum(samples),
+    )
 
 
 def check_asked(worker: int, name: str, sent: gradient.Gradient, step: int, what: gradient.What) -> None:
@@ -102,7 +109,12 @@ def check_asked(worker: int, name: str, sent: gradient.Gradient, step: int, what
 
 def check_shapes(contributions: Sequence[gradient.Gradient], names: Sequence[str]) -> None:
     """Raise CollectiveMismatch unless all gradients have the same elements; it names the one that is alone with its."""
-    found = odd_one_out({worker: (sent.elements, sent.sizes) for worker, sent in enumerate(contributions)})
+    check_alike([(sent.elements, sent.sizes) for sent in contributions], contributions, names)
+
+
+def check_alike(shapes: Sequence[object], contributions: Sequence[gradient.Gradient], names: Sequence[str]) -> None:
+    """Raise CollectiveMismatch unless all shapes are the same; it names the worker that is alone with its."""
+    found = odd_one_out(dict(enumerate(shapes)))
     if found:
         odd, other = found
         words = f"{names[odd]} sent {contributions[odd]}, but {names[other]} sent {contributions[other]}"

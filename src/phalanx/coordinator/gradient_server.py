@@ -5,7 +5,8 @@ from typing import Self
 
 from phalanx.buffers import even_parts
 from phalanx.coordinator.accumulator import Arithmetic, Weighting
-from phalanx.coordinator.star_collect import Collection, Reduced, broadcast, make_scratch, until_quiet
+from phalanx.coordinator.star_collect import Collection, Reduced, add_up_lanes, broadcast, make_scratch, until_quiet
+from phalanx.coordinator.star_lanes import Lanes
 from phalanx.coordinator.star_loop import Star
 from phalanx.coordinator.star_worker import Result, Task
 from phalanx.errors import ConfigError, DeadlineExceeded, PhalanxError
@@ -21,6 +22,9 @@ class GradientServer:
     unless ``is_insecure``. Its memory is the result and a run for each worker, whatever the size, except where such
     workers count samples. When a worker fails, dies or sends what is not finite, all of them are told, and every
     further call raises the same error.
+
+    With ``lanes`` workers send the pieces of a step's lanes instead, and get their sum in the order of the canonical
+    tree: neither divided nor weighted, and whether it is finite is theirs to look at. All pieces are held in memory.
     """
 
     def __init__(
@@ -32,27 +36,23 @@ class GradientServer:
         weighting: Weighting | str = Weighting.SAMPLES,
         credentials: Credentials = Credentials(),  # noqa: B008 - it is frozen
         dialect: str | None = None,
+        lanes: int | None = None,
         is_insecure: bool = False,
         timeout_s: float = 300.0,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"{workers} workers have no gradients to send: expect at least one")
-        check_dialect(dialect)
+        check_dialect(dialect, lanes)
+        self._lanes = None if lanes is None else Lanes(lanes, workers)
         self._weighting = Weighting.parse(weighting)
         self._arithmetic = Arithmetic.ENTRENAR if dialect else Arithmetic.OURS
         self._timeout_s = timeout_s
         self._size = workers
         self._scratch = make_scratch(workers)
-        knows_foreign = entrenar.is_opening if dialect else None
-        if dialect and is_insecure and credentials.token is None:
-            credentials = Credentials(make_token().encode(), credentials.tls)  # nobody has it: only entrenar's come in
-        door = Door(host, port, credentials, Purpose.STAR, knows_foreign=knows_foreign)
-        if dialect and not is_insecure and not is_loopback(door.address.host):
-            door.close()
-            raise ConfigError(
-                f"{format_address(door.address)} is reachable from other machines, and entrenar's workers "
-                "prove nothing, so that anybody could join: bind to 127.0.0.1, or say is_insecure=True (--insecure)"
-            )
+        if dialect:
+            door = _open_to_entrenar(host, port, credentials, is_insecure=is_insecure)
+        else:
+            door = Door(host, port, credentials, Purpose.STAR)
         self.address: Address = door.address
         self.total_samples = 0
         """How many samples ``send_shards`` shares out."""
@@ -80,8 +80,8 @@ class GradientServer:
         self._carry_out(self._share_out(step), step, f"sending the shards of step {step}")
 
     def collect(self, step: int, what: gradient.What) -> Reduced:
-        """Wait for this gradient of every worker, and return the mean."""
-        task = self._collection(step, what, is_streaming=False).reduce()
+        """Wait for this gradient of every worker, and return the mean, or with lanes the sum."""
+        task = self._reduce(step, what, is_streaming=False)
         return self._carry_out(task, step, f"collecting step {step}, {what}")
 
     def broadcast(self, mean: Reduced) -> None:
@@ -91,7 +91,7 @@ class GradientServer:
         )
 
     def exchange(self, step: int, what: gradient.What) -> Reduced:
-        """Collect and broadcast at once: the mean of what has come leaves while the rest arrives."""
+        """Collect and broadcast at once: without lanes, the mean of what has come leaves while the rest arrives."""
         return self._carry_out(self._exchange(step, what), step, f"exchanging step {step}, {what}")
 
     def shutdown(self) -> None:
@@ -120,14 +120,16 @@ class GradientServer:
             worker.peer.say(gradient.Shard(step=step, start=part.start, stop=part.stop))
         yield from until_quiet(workers)
 
-    def _collection(self, step: int, what: gradient.What, *, is_streaming: bool) -> Collection:
+    def _reduce(self, step: int, what: gradient.What, *, is_streaming: bool) -> Task[Reduced]:
         workers = self._star.workers
-        return Collection(workers, step, what, self._weighting, self._arithmetic, self._scratch, is_streaming)
+        if self._lanes:
+            return add_up_lanes(workers, step, what, self._lanes)
+        return Collection(workers, step, what, self._weighting, self._arithmetic, self._scratch, is_streaming).reduce()
 
     def _exchange(self, step: int, what: gradient.What) -> Task[Reduced]:
         workers = self._star.workers
-        is_streaming = all(worker.peer.wire.is_streaming for worker in workers)
-        mean = yield from self._collection(step, what, is_streaming=is_streaming).reduce()
+        is_streaming = self._lanes is None and all(worker.peer.wire.is_streaming for worker in workers)
+        mean = yield from self._reduce(step, what, is_streaming=is_streaming)
         if is_streaming:
             yield from until_quiet(workers)
         else:
@@ -135,7 +137,22 @@ class GradientServer:
         return mean
 
 
-def check_dialect(dialect: str | None) -> None:
-    """Raise ConfigError for a wire that nobody speaks here."""
+def check_dialect(dialect: str | None, lanes: int | None) -> None:
+    """Raise ConfigError for a wire that nobody speaks here, or that knows no lanes."""
     if dialect not in (None, "entrenar"):
         raise ConfigError(f"{dialect!r} is no dialect: leave it out for our own wire, or say entrenar")
+    if dialect and lanes is not None:
+        raise ConfigError(f"entrenar's wire knows no lanes, and {lanes} were asked for: leave out one or the other")
+
+
+def _open_to_entrenar(host: str, port: int, credentials: Credentials, *, is_insecure: bool) -> Door:
+    if is_insecure and credentials.token is None:
+        credentials = Credentials(make_token().encode(), credentials.tls)  # nobody has it: only entrenar's come in
+    door = Door(host, port, credentials, Purpose.STAR, knows_foreign=entrenar.is_opening)
+    if not is_insecure and not is_loopback(door.address.host):
+        door.close()
+        raise ConfigError(
+            f"{format_address(door.address)} is reachable from other machines, and entrenar's workers "
+            "prove nothing, so that anybody could join: bind to 127.0.0.1, or say is_insecure=True (--insecure)"
+        )
+    return door

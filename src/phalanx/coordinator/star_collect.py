@@ -1,7 +1,7 @@
 """What the gradient server does in a call, one wait at a time."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,10 @@ from phalanx.coordinator.accumulator import (
     Weighting,
     check_asked,
     check_shapes,
+    describe,
     has_late_weights,
 )
+from phalanx.coordinator.star_lanes import Lanes, add_up, check_pieces
 from phalanx.coordinator.star_worker import Task, Worker
 from phalanx.wire import gradient
 
@@ -68,16 +70,15 @@ class Collection:
 
     def reduce(self) -> Task[Reduced]:
         """Return the mean, once everybody has sent everything."""
-        sent = yield from self._stated()
+        sent = yield from _stated(self.workers, self.step, self.what)
+        check_shapes(sent, _names(self.workers))
         began = time.perf_counter()
         if not self.is_streaming and has_late_weights(sent, self.weighting):
             accumulator = yield from self._reduce_whole(sent[0].elements)
         else:
             accumulator = yield from self._reduce_runs(sent)
-        mean = accumulator.describe((yield from self._complete()))
-        for worker in self.workers:
-            worker.stated.popleft()
-            worker.complete.popleft()
+        mean = accumulator.describe((yield from _complete(self.workers)))
+        _forget(self.workers)
         return Reduced.of(mean, accumulator.result, time.perf_counter() - began)
 
     def _reduce_runs(self, sent: Sequence[gradient.Gradient]) -> Task[Accumulator]:
@@ -88,7 +89,7 @@ class Collection:
                 worker.peer.say(mean)
         for run in runs(slice(0, mean.elements), self.scratch.shape[1]):
             contributions = self.scratch[:, : run.stop - run.start]
-            yield from self._receive(contributions)
+            yield from _receive(self.workers, contributions)
             accumulator.add_up(run, list(contributions))
             if self.is_streaming:
                 frame = gradient.data_frame(mean, as_bytes(accumulator.result[run]))
@@ -99,37 +100,28 @@ class Collection:
     def _reduce_whole(self, elements: int) -> Task[Accumulator]:
         """Hold all gradients, since what they count for comes after them."""
         contributions = np.empty((len(self.workers), elements), np.float32)
-        yield from self._receive(contributions)
-        accumulator = self._accumulator((yield from self._complete()))
+        yield from _receive(self.workers, contributions)
+        accumulator = self._accumulator((yield from _complete(self.workers)))
         accumulator.add_up(slice(0, elements), list(contributions))
         return accumulator
 
     def _accumulator(self, sent: Sequence[gradient.Gradient]) -> Accumulator:
-        return Accumulator(sent, list(map(str, self.workers)), self.weighting, self.arithmetic)
+        return Accumulator(sent, _names(self.workers), self.weighting, self.arithmetic)
 
-    def _stated(self) -> Task[list[gradient.Gradient]]:
-        while True:
-            for worker in self.workers:
-                if worker.stated:
-                    check_asked(worker.number, str(worker), worker.stated[0], self.step, self.what)
-            missing = [worker for worker in self.workers if not worker.stated]
-            if not missing:
-                break
-            yield missing
-        sent = [worker.stated[0] for worker in self.workers]
-        check_shapes(sent, list(map(str, self.workers)))
-        return sent
 
-    def _receive(self, contributions: Array) -> Task[None]:
-        for worker, row in zip(self.workers, contributions, strict=True):
-            worker.peer.room = as_bytes(row)
-        while missing := [worker for worker in self.workers if worker.peer.room]:
-            yield missing
+def add_up_lanes(workers: Sequence[Worker], step: int, what: gradient.What, lanes: Lanes) -> Task[Reduced]:
+    """Return the sum of all lanes, once everybody has sent its pieces of it.
 
-    def _complete(self) -> Task[list[gradient.Gradient]]:
-        while missing := [worker for worker in self.workers if not worker.complete]:
-            yield missing
-        return [worker.complete[0] for worker in self.workers]
+    All of them are held, since a worker sends one after the other: nothing can be added up before the last has begun.
+    """
+    sent = yield from _stated(workers, step, what)
+    check_pieces(lanes, sent, _names(workers))
+    began = time.perf_counter()
+    contributions = [np.empty((len(each.sizes), each.sizes[0]), np.float32) for each in sent]
+    yield from _receive(workers, contributions)
+    total = describe((yield from _complete(workers)), sent[0].sizes[:1])
+    _forget(workers)
+    return Reduced.of(total, add_up(lanes, contributions), time.perf_counter() - began)
 
 
 def make_scratch(workers: int) -> Array:
@@ -149,3 +141,38 @@ def until_quiet(workers: Sequence[Worker]) -> Task[None]:
     """Return when the workers have taken all that was said to them."""
     while busy := [worker for worker in workers if not worker.peer.is_quiet]:
         yield busy
+
+
+def _stated(workers: Sequence[Worker], step: int, what: gradient.What) -> Task[list[gradient.Gradient]]:
+    while True:
+        for worker in workers:
+            if worker.stated:
+                check_asked(worker.number, str(worker), worker.stated[0], step, what)
+        missing = [worker for worker in workers if not worker.stated]
+        if not missing:
+            return [worker.stated[0] for worker in workers]
+        yield missing
+
+
+def _receive(workers: Sequence[Worker], contributions: Iterable[Array]) -> Task[None]:
+    for worker, contribution in zip(workers, contributions, strict=True):
+        worker.peer.room = as_bytes(contribution)
+    while missing := [worker for worker in workers if worker.peer.room]:
+        yield missing
+
+
+def _complete(workers: Sequence[Worker]) -> Task[list[gradient.Gradient]]:
+    while missing := [worker for worker in workers if not worker.complete]:
+        yield missing
+    return [worker.complete[0] for worker in workers]
+
+
+def _forget(workers: Sequence[Worker]) -> None:
+    """Make way for the gradients that come next."""
+    for worker in workers:
+        worker.stated.popleft()
+        worker.complete.popleft()
+
+
+def _names(workers: Sequence[Worker]) -> list[str]:
+    return [str(worker) for worker in workers]

@@ -14,6 +14,7 @@ from phalanx.coordinator.gradient_server import check_dialect
 from phalanx.coordinator.star_collect import Reduced
 from phalanx.coordinator.star_entrenar import EntrenarWire
 from phalanx.coordinator.star_halt import to_error
+from phalanx.coordinator.star_lanes import Lanes
 from phalanx.coordinator.star_peer import OurWire, Peer, Wire
 from phalanx.errors import (
     BadFrame,
@@ -37,6 +38,9 @@ class WorkerClient:
 
     ``addresses`` are tried until one answers, since the server may still be starting. With ``dialect="entrenar"`` it
     joins an entrenar server. Every wait ends after ``timeout_s``. After an error it is of no further use.
+
+    With ``lanes``, as many as the server has, a gradient is the pieces of this worker's lanes, one row after another,
+    and the mean is the sum of all lanes, as long as one row.
     """
 
     def __init__(
@@ -46,9 +50,10 @@ class WorkerClient:
         name: str = "",
         credentials: Credentials = Credentials(),  # noqa: B008 - it is frozen
         dialect: str | None = None,
+        lanes: int | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        check_dialect(dialect)
+        check_dialect(dialect, lanes)
         where = [addresses] if isinstance(addresses, Address) else list(addresses)
         self._server = f"the gradient server at {', '.join(map(format_address, where))}"
         self._timeout_s = timeout_s
@@ -63,6 +68,7 @@ class WorkerClient:
         self._error: PhalanxError | None = None
         try:
             joined = self._join(name)
+            self._rows = 1 if lanes is None else len(Lanes(lanes, joined.workers).spans(joined.worker))
         except BaseException:
             self.close()
             raise
@@ -94,7 +100,7 @@ class WorkerClient:
         if gradients.dtype != np.float32:
             raise ConfigError(f"gradients travel as f32, and these are {gradients.dtype}: convert them")
         flat = np.ascontiguousarray(gradients).reshape(-1)
-        sizes = tuple(sizes) or (len(flat),)
+        sizes = tuple(sizes) or (self._row_length(len(flat)),) * self._rows
         message = gradient.Gradient(step, what, len(flat), sizes, loss, correct, samples)
         self._peer.say(message, as_bytes(flat))
         self._sent.append((message, time.perf_counter()))
@@ -125,10 +131,12 @@ class WorkerClient:
     ) -> Reduced:
         """Send a gradient while its mean arrives, into ``out`` if that is given, which may be ``gradients``.
 
+        With lanes the sum arrives when all is sent, and ``out`` may be a row of ``gradients``.
         After an error the content of ``out`` is undefined.
         """
-        if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous and out.size == gradients.size):
-            raise ConfigError(f"the mean needs {gradients.size} contiguous f32, and out has {out.size} {out.dtype}")
+        length = self._row_length(gradients.size)
+        if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous and out.size == length):
+            raise ConfigError(f"the mean needs {length} contiguous f32, and out has {out.size} {out.dtype}")
         self._out = None if out is None else out.reshape(-1)
         self.send(step, gradients, what, loss=loss, correct=correct, samples=samples, sizes=sizes)
         try:
@@ -145,6 +153,14 @@ class WorkerClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _row_length(self, elements: int) -> int:
+        length, rest = divmod(elements, self._rows)
+        if rest:
+            raise ConfigError(
+                f"{elements} elements are not {self._rows} pieces of one length: send a row for each piece of the lanes"
+            )
+        return length
 
     def _reach(self, where: Sequence[Address], credentials: Credentials, wire: Wire) -> Peer:
         deadline = Deadline.after(self._timeout_s)
@@ -187,8 +203,11 @@ class WorkerClient:
     def _wait(self, deadline: Deadline) -> bool:
         """Whether something can go on before the deadline."""
         poll = select.poll()
-        # While there is more to send, what arrives is taken along, but not woken up for.
-        poll.register(self._peer, select.POLLIN if self._peer.is_quiet else select.POLLOUT)
+        # While there is more to send, what arrives is taken along, but not woken up for, unless it is an earlier mean:
+        # the server reads on only when that is taken.
+        is_listening = self._peer.is_quiet or len(self._sent) > 1
+        events = (select.POLLIN if is_listening else 0) | (0 if self._peer.is_quiet else select.POLLOUT)
+        poll.register(self._peer, events)
         return not deadline.has_passed and bool(poll.poll(deadline.remaining_s() * 1000))
 
     def _fail(self, error: PhalanxError) -> None:
@@ -211,7 +230,7 @@ class WorkerClient:
 
     def _make_room(self, mean: gradient.Mean) -> None:
         sent = self._sent[0][0] if self._sent else None
-        if sent is None or (sent.step, sent.what, sent.elements) != (mean.step, mean.what, mean.elements):
+        if sent is None or (sent.step, sent.what, sent.elements) != (mean.step, mean.what, mean.elements * self._rows):
             raise CollectiveMismatch(f"its answer is {mean}, but this worker sent {sent or 'nothing'}")
         self._target = np.empty(mean.elements, np.float32) if self._out is None else self._out
         self._peer.room = as_bytes(self._target)
