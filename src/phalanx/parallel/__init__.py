@@ -1,0 +1,8 @@
+"""Training across ranks; torch begins here."""
+
+from phalanx.parallel.blocks import Leaf
+from phalanx.parallel.engine import Engine, Report
+from phalanx.parallel.exchange import Exchange, GroupExchange
+from phalanx.parallel.guard import digest_weights
+
+__all__ = ["Engine", "Exchange", "GroupExchange", "Leaf", "Report", "digest_weights"]

@@ -1,0 +1,84 @@
+"""What an engine needs of others: their pieces added up, their words, and whether a step counts."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from phalanx.buffers import Array, pieces
+from phalanx.collectives import Finish
+from phalanx.errors import ConfigError, Halted
+from phalanx.group import Group
+from phalanx.parallel.lanes import own_lanes
+
+
+class Exchange(Protocol):
+    """Ranks that train together. All make the same calls in the same order."""
+
+    rank: int
+    size: int
+    lanes: int
+    is_result_shared: bool
+    """Whether all ranks see one and the same sum, so that each may change only its part of it."""
+
+    def allocate(self, rows: int, length: int) -> tuple[Array, Array]:
+        """Zeroed f32 memory for the rows of a bucket, and for its sum."""
+
+    def fold(self, number: int, rows: Array, out: Array, blocks: Sequence[slice], finish: Finish) -> None:
+        """Add up the pieces of bucket ``number``; ``finish`` sees each block once among those who share it."""
+
+    def add_up(self, row: Array) -> None:
+        """Replace a row of f64 by the sum of all ranks' rows."""
+
+    def commit(self, loss: float, digest: bytes) -> None:
+        """Return when the step counts for everybody."""
+
+    def halt(self, error: Halted) -> None:
+        """Stop everybody at this step."""
+
+    def waited_s(self) -> float:
+        """How long this rank has waited for others so far."""
+
+
+class GroupExchange:
+    """An exchange within a group: through the arena on one host, over links between hosts."""
+
+    def __init__(self, group: Group) -> None:
+        if group.lanes is None:
+            raise ConfigError(
+                "an engine takes steps in lanes: join the group with phalanx.connect(lanes=8), for example"
+            )
+        self.rank, self.size, self.lanes = group.rank, group.size, group.lanes
+        self.is_result_shared = len(group.hosts) == 1 < group.size
+        self._group = group
+        own = own_lanes(self.lanes, self.size, self.rank)
+        self._pieces = len(pieces(own.start, own.stop, self.lanes))
+
+    def allocate(self, rows: int, length: int) -> tuple[Array, Array]:
+        """In the arena, if there is one; a rank alone finds the sum in its first row."""
+        made = self._group.allocate((rows, length))
+        if self.size == 1:
+            return made, made[0]
+        return made, self._group.allocate(length, shared=True) if self.is_result_shared else np.zeros(
+            length, np.float32
+        )
+
+    def fold(self, number: int, rows: Array, out: Array, blocks: Sequence[slice], finish: Finish) -> None:  # noqa: ARG002 - calls come in order
+        """One call of the group."""
+        self._group.fold_lanes(rows[: self._pieces], out, lanes=self.lanes, blocks=blocks, finish=finish)
+
+    def add_up(self, row: Array) -> None:
+        """One call of the group."""
+        self._group.all_reduce(row)
+
+    def commit(self, loss: float, digest: bytes) -> None:
+        """Ask the coordinator."""
+        self._group.commit(loss, digest)
+
+    def halt(self, error: Halted) -> None:
+        """Tell the coordinator."""
+        self._group.halt(error)
+
+    def waited_s(self) -> float:
+        """As the group counts it."""
+        return sum(self._group.statistics().waited_s.values())

@@ -1,0 +1,108 @@
+"""Where everything lies in the flat space: parameters end to end, blocks within them, buckets over them."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from phalanx.buffers import RUN, runs
+from phalanx.errors import ConfigError
+
+BLOCK = RUN
+"""The most elements of a block: one run in cache, so that what is done with a block is done while it is there."""
+
+_ALIGNED = 64  # elements: a parameter begins at the start of a cache line, whatever its type
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A parameter as the flat space sees it."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some elements of one parameter, never of two: ``start`` and ``stop`` count within the parameter."""
+
+    entry: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that are exchanged together: their ``entries``, the place of each, and the blocks they are cut into.
+
+    ``first_block`` is the number of the first of its blocks among all.
+    """
+
+    entries: tuple[int, ...]
+    places: tuple[slice, ...]
+    blocks: tuple[Block, ...]
+    first_block: int
+
+    @cached_property
+    def length(self) -> int:
+        """The elements of the bucket, gaps between parameters included."""
+        return self.places[-1].stop if self.places else 0
+
+    @cached_property
+    def cuts(self) -> tuple[slice, ...]:
+        """Where the blocks lie in the bucket; they cover it, so that a gap belongs to the block before it."""
+        starts = [self.places[self.entries.index(block.entry)].start + block.start for block in self.blocks]
+        return tuple(slice(start, stop) for start, stop in itertools.pairwise([*starts, self.length]))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The flat space of some parameters; a function of their names and sizes alone, and so alike on all ranks."""
+
+    entries: tuple[Entry, ...]
+    buckets: tuple[Bucket, ...]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, in the order in which their buckets leave."""
+        return tuple(block for bucket in self.buckets for block in bucket.blocks)
+
+
+def lay_out(entries: Sequence[Entry], bucket_elements: int) -> Layout:
+    """Lay the parameters out, last first, as backward reaches them; a bucket is full at ``bucket_elements``."""
+    if bucket_elements < 1:
+        raise ConfigError(f"a bucket holds at least one element, not {bucket_elements}")
+    filled: list[list[int]] = [[]]
+    room = bucket_elements
+    for number in reversed(range(len(entries))):
+        if room <= 0:
+            filled.append([])
+            room = bucket_elements
+        filled[-1].append(number)
+        room -= entries[number].size
+    return arrange(entries, [each for each in filled if each])
+
+
+def arrange(entries: Sequence[Entry], filled: Sequence[Sequence[int]]) -> Layout:
+    """Lay the parameters out in buckets that are given: the numbers of the entries in each."""
+    if sorted(itertools.chain(*filled)) != list(range(len(entries))):
+        raise ConfigError("every parameter belongs to one bucket: leave none out, and take none twice")
+    buckets: list[Bucket] = []
+    first = 0
+    for numbers in filled:
+        blocks = tuple(Block(number, cut.start, cut.stop) for number in numbers for cut in _cut(entries[number].size))
+        buckets.append(Bucket(tuple(numbers), _places([entries[number].size for number in numbers]), blocks, first))
+        first += len(blocks)
+    return Layout(tuple(entries), tuple(buckets))
+
+
+def _cut(size: int) -> list[slice]:
+    return list(runs(slice(0, size), BLOCK)) or [slice(0, 0)]
+
+
+def _places(sizes: Sequence[int]) -> tuple[slice, ...]:
+    places, start = [], 0
+    for size in sizes:
+        places.append(slice(start, start + size))
+        start += -(-size // _ALIGNED) * _ALIGNED
+    return tuple(places)

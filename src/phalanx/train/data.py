@@ -1,0 +1,151 @@
+"""The text that is learnt, as tokens: where it lies, and its sequences."""
+
+import hashlib
+import math
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from phalanx.buffers import runs
+from phalanx.errors import ConfigError
+from phalanx.train.config import DataConfig
+
+_RUN = 2**20
+_EDGE = 2**12
+_TEXT = frozenset({".txt", ".md", ".py"})
+_NOT_ITS_OWN = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+
+Tokens = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """Windows of ``context`` tokens that do not overlap; each comes with the token after it, its last target."""
+
+    tokens: Tokens
+    context: int
+
+    def __len__(self) -> int:
+        return max(len(self.tokens) - 1, 0) // self.context
+
+    def batch(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Return the sequences of these numbers as int64 (numbers, context + 1)."""
+        rows = np.empty((len(numbers), self.context + 1), dtype=np.int64)
+        for row, number in zip(rows, numbers, strict=True):
+            if not 0 <= number < len(self):
+                raise ConfigError(f"there is no sequence {number} of {len(self)}: they are numbered from 0")
+            row[:] = self.tokens[number * self.context : (number + 1) * self.context + 1]
+        return torch.from_numpy(rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """A text in two parts: one to learn from, and the end of it to be examined on."""
+
+    name: str
+    tokens: Tokens
+    vocabulary: int
+    train: Sequences
+    held_out: Sequences
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        kind = "bytes" if self.tokens.dtype == np.uint8 else f"tokens of {self.vocabulary:,}"
+        return (
+            f"{self.name}: {len(self.tokens):,} {kind}, in sequences of {self.train.context}: "
+            f"{len(self.train):,} to learn from, {len(self.held_out):,} held out"
+        )
+
+    def unigram_entropy(self) -> float:
+        """Return the loss, in nats per token, of knowing only how often each token occurs in the held-out part."""
+        counts = np.zeros(self.vocabulary, dtype=np.int64)
+        for run in _in_runs(self.held_out.tokens):
+            counts += np.bincount(run, minlength=self.vocabulary)
+        chances = counts[counts > 0] / counts.sum()
+        return math.fsum(-chances * np.log(chances))
+
+    def fingerprint(self) -> str:
+        """Return a few letters that tell this text from others by its kind, its length and its two ends."""
+        facts = f"{self.tokens.dtype} {len(self.tokens)} ".encode()
+        ends = self.tokens[:_EDGE].tobytes() + self.tokens[-_EDGE:].tobytes()
+        return hashlib.blake2b(facts + ends, digest_size=8).hexdigest()
+
+
+def open_corpus(data: DataConfig) -> Corpus:
+    """Return the text that ``data`` names; a file stays on disk and is read where it is needed."""
+    name = "the Python standard library" if data.path is None else data.path
+    try:
+        tokens = _read_library() if data.path is None else _read(Path(data.path))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {error.filename or name}: {error.strerror}; mend that or change data.path"
+        ) from error
+    if not len(tokens):
+        raise ConfigError(f"there is no text in {name}: put some there or change data.path")
+    cut = len(tokens) - int(len(tokens) * data.held_out)
+    train, held_out = Sequences(tokens[:cut], data.context), Sequences(tokens[cut:], data.context)
+    for words, part in (("training", train), ("held-out", held_out)):
+        if not len(part):
+            raise ConfigError(
+                f"the {words} part of {name} has {len(part.tokens)} tokens and a sequence needs {data.context + 1}: "
+                "choose a longer text, a smaller data.context or another data.held_out"
+            )
+    return Corpus(name=name, tokens=tokens, vocabulary=_vocabulary(tokens), train=train, held_out=held_out)
+
+
+def _read(path: Path) -> Tokens:
+    if not path.exists():
+        raise ConfigError(f"there is no {path}: change data.path")
+    if path.is_dir():
+        files = (file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))
+        return _join(file for file in files if file.is_file() and _is_text(file))
+    if not path.is_file():
+        raise ConfigError(f"{path} is neither a file nor a folder: change data.path")
+    size_bytes = path.stat().st_size
+    is_tokens = path.suffix == ".bin"
+    if is_tokens and size_bytes % 2:
+        raise ConfigError(
+            f"{path} has {size_bytes} bytes, which is no whole number of uint16 tokens: write it again, or rename it "
+            "if it is a text"
+        )
+    kind = np.dtype("<u2") if is_tokens else np.dtype(np.uint8)
+    # An empty file cannot be mapped.
+    return np.memmap(path, kind, mode="r") if size_bytes else np.empty(0, kind)
+
+
+def _read_library() -> Tokens:
+    root = Path(sysconfig.get_path("stdlib"))
+    return _join(file for file in root.rglob("*.py") if _NOT_ITS_OWN.isdisjoint(file.relative_to(root).parts))
+
+
+def _join(files: Iterator[Path]) -> Tokens:
+    return np.frombuffer(b"".join(file.read_bytes() for file in sorted(files)), dtype=np.uint8)
+
+
+def _is_hidden(file: Path) -> bool:
+    return any(part.startswith(".") for part in file.parts)
+
+
+def _is_text(file: Path) -> bool:
+    if file.suffix in _TEXT:
+        return True
+    if file.suffix == ".bin":
+        return False
+    with file.open("rb") as opened:
+        return b"\0" not in opened.read(2**10)
+
+
+def _vocabulary(tokens: Tokens) -> int:
+    if tokens.dtype == np.uint8:
+        return 2**8
+    largest = max(int(run.max()) for run in _in_runs(tokens))
+    return -(-(largest + 1) // 64) * 64
+
+
+def _in_runs(tokens: Tokens) -> Iterator[Tokens]:
+    return (tokens[run] for run in runs(slice(0, len(tokens)), _RUN))

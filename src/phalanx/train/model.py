@@ -1,0 +1,168 @@
+"""A decoder-only transformer, written plainly.
+
+Letters in comments: B sequences, T tokens of each, W width, H heads, K kv_heads, D width of a head, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor, nn
+
+from phalanx.errors import ConfigError
+from phalanx.train.config import ModelConfig
+
+_DEVIATION = 0.02
+_EPSILON = 1e-6
+
+
+class Transformer(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
+    """Tokens in, logits of the next token out. First weights come from torch's own random state: seed it before.
+
+    It has no buffers, so parameters are all of its state.
+    """
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(vocabulary, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = nn.RMSNorm(config.width, eps=_EPSILON)
+        if not config.tied:
+            self.lm_head = nn.Linear(config.width, vocabulary, bias=False)
+        self._initialise()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (B, T, V) for tokens (B, T)."""
+        turn = _angles(tokens.shape[1], self.config, tokens.device)
+        x = self.dropout(self.embedding(tokens))  # B T W
+        for block in self.blocks:
+            x = block(x, turn)
+        head = self.embedding if self.config.tied else self.lm_head
+        return F.linear(self.final_norm(x), head.weight)
+
+    def _initialise(self) -> None:
+        # What each block adds to the residual is scaled so that its variance does not grow with the layers.
+        residual = _DEVIATION / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                is_residual = name.endswith(("output.weight", "down.weight"))
+                nn.init.normal_(parameter, std=residual if is_residual else _DEVIATION)
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """Attention, then an MLP, each normed before and added to what came in.
+
+    Its nine parameters come in this order: query, key, value, output, gate, up, down, input_norm, post_norm.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.mlp = MLP(config)
+        self.input_norm = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.post_norm = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """Return x (B, T, W) after this block; ``turn`` holds the cosines and sines of the positions."""
+        x = x + self.dropout(self.attention(self.input_norm(x), turn))
+        return x + self.dropout(self.mlp(self.post_norm(x)))
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Every token looks at itself and at those before it; each kv head serves heads / kv_heads that ask."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        kv_width = config.kv_heads * config.head_width
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, kv_width, bias=False)
+        self.value = nn.Linear(config.width, kv_width, bias=False)
+        self.output = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """Return what every token of x (B, T, W) has seen."""
+        query = _rotate(self._heads(self.query(x)), turn)  # B H T D
+        key = _rotate(self._heads(self.key(x)), turn)  # B K T D
+        value = self._heads(self.value(x))
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return self.output(seen.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+class MLP(nn.Module):  # type: ignore[misc]
+    """SwiGLU: one half gates the other."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.hidden, bias=False)
+        self.up = nn.Linear(config.width, config.hidden, bias=False)
+        self.down = nn.Linear(config.hidden, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what is made of each token of x (B, T, W) by itself."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    """Return the mean cross entropy, in f32 and nats, of each next token of a batch (B, T + 1)."""
+    logits = model(batch[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def generate(
+    model: nn.Module, prompt_tokens: Sequence[int], length: int, *, temperature: float, seed: int, context: int
+) -> list[int]:
+    """Return ``length`` tokens that follow the prompt, drawn one by one; at temperature 0, always the likeliest.
+
+    The model sees ``context`` tokens at most. A seed gives the same draws on every device.
+    """
+    if not prompt_tokens:
+        raise ConfigError("the prompt is empty: give at least one token to go on from")
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"a temperature cannot be {temperature}: choose 0 for the likeliest text, or about 1")
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    tokens = list(prompt_tokens)
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for _ in range(length):
+            logits = model(torch.tensor([tokens[-context:]], device=device))[0, -1].float().cpu()
+            tokens.append(_draw(logits, temperature, generator))
+    model.train(was_training)
+    return tokens[len(prompt_tokens) :]
+
+
+def count_parameters(config: ModelConfig, vocabulary: int) -> int:
+    """Return how many parameters ``Transformer(config, vocabulary)`` has, without building it."""
+    attention = 2 * config.width * config.head_width * (config.heads + config.kv_heads)
+    block = attention + 3 * config.width * config.hidden + 2 * config.width
+    heads = 1 if config.tied else 2
+    return heads * vocabulary * config.width + config.layers * block + config.width
+
+
+def _angles(length: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Made anew each time, which costs next to nothing: a buffer would be state, to be averaged and kept.
+    exponents = torch.arange(0, config.head_width, 2, device=device, dtype=torch.float32) / config.head_width
+    positions = torch.arange(length, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, config.rope_base**-exponents)  # T D/2
+    return angles.cos(), angles.sin()
+
+
+def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = turn
+    left, right = x.chunk(2, dim=-1)  # times f32, which bf16 would round too coarsely
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
+
+
+def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))
