@@ -5,7 +5,15 @@ from typing import Self
 
 from phalanx.buffers import even_parts
 from phalanx.coordinator.accumulator import Arithmetic, Weighting
-from phalanx.coordinator.star_collect import Collection, Reduced, add_up_lanes, broadcast, make_scratch, until_quiet
+from phalanx.coordinator.star_collect import (
+    Collection,
+    Reduced,
+    add_up_lanes,
+    broadcast,
+    hear_next,
+    make_scratch,
+    until_quiet,
+)
 from phalanx.coordinator.star_lanes import Lanes
 from phalanx.coordinator.star_loop import Star
 from phalanx.coordinator.star_worker import Result, Task
@@ -94,6 +102,10 @@ class GradientServer:
         """Collect and broadcast at once: without lanes, the mean of what has come leaves while the rest arrives."""
         return self._carry_out(self._exchange(step, what), step, f"exchanging step {step}, {what}")
 
+    def exchange_next(self) -> Reduced:
+        """Exchange whatever the workers send next: what one has begun to send, all must send."""
+        return self._carry_out(self._exchange_next(), 0, "waiting for what comes next")
+
     def shutdown(self) -> None:
         """Let the workers go: each is told that there is no more work."""
         with contextlib.suppress(PhalanxError):  # all have halted or gone: nobody is left to be told
@@ -125,6 +137,10 @@ class GradientServer:
         if self._lanes:
             return add_up_lanes(workers, step, what, self._lanes)
         return Collection(workers, step, what, self._weighting, self._arithmetic, self._scratch, is_streaming).reduce()
+
+    def _exchange_next(self) -> Task[Reduced]:
+        step, what = yield from hear_next(self._star.workers)
+        return (yield from self._exchange(step, what))
 
     def _exchange(self, step: int, what: gradient.What) -> Task[Reduced]:
         workers = self._star.workers

@@ -124,6 +124,14 @@ def add_up_lanes(workers: Sequence[Worker], step: int, what: gradient.What, lane
     return Reduced.of(total, add_up(lanes, contributions), time.perf_counter() - began)
 
 
+def hear_next(workers: Sequence[Worker]) -> Task[tuple[int, gradient.What]]:
+    """Return what the first worker to begin sends: the step, and what of it."""
+    while not any(worker.stated for worker in workers):
+        yield workers
+    first = next(worker.stated[0] for worker in workers if worker.stated)
+    return first.step, first.what
+
+
 def make_scratch(workers: int) -> Array:
     """Room for a run of every worker: what is folded together, as soon as everybody has sent it."""
     run_bytes = max(_LEAST_RUN_BYTES, _SCRATCH_BYTES // workers)

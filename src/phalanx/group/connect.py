@@ -9,6 +9,7 @@ from enum import Enum
 from phalanx.coordinator import CoordinatorClient
 from phalanx.errors import ConfigError, LinkClosed
 from phalanx.group.group import Group, make_group
+from phalanx.group.transaction import Member
 from phalanx.group.world import World
 from phalanx.transport import (
     Credentials,
@@ -101,6 +102,21 @@ def connect(join: Join, switchboard: Switchboard | None = None) -> Group:
         leave.callback(epoch.revoke, LinkClosed("this group was closed on this side"))
         leave.callback(client.leave)
         return group
+
+
+def enlist(join: Join) -> Member:
+    """Join the run that ``join`` describes without links to its other ranks, for workers that can only call out."""
+    assert join.lanes is not None, "a run takes steps"
+    deadline = Deadline.after(join.timeout_s)
+    client = CoordinatorClient(join.coordinator, deadline, credentials=join.credentials, hosted_by=join.hosted_by)
+    with ExitStack() as undo:
+        undo.callback(client.close)
+        welcome, epoch = client.join(_hello(join, ()), deadline)
+        undo.callback(epoch.close)
+        world = World(MemorySwitchboard(), epoch, client, [member.host for member in welcome.members])
+        leave = undo.pop_all()
+        leave.callback(client.leave)
+        return Member(world, welcome.rank, len(welcome.members), join.lanes, join.timeout_s, leave.close)
 
 
 def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:

@@ -1,5 +1,8 @@
 """Whether a step counts: all ranks of a run commit it, or nobody does."""
 
+from collections.abc import Callable
+from typing import Self
+
 from phalanx.errors import DeadlineExceeded, EpochChanged, Halted, NonFiniteGradient, RemoteError, WeightsDiverged
 from phalanx.group.world import World
 from phalanx.transport import Deadline
@@ -12,6 +15,36 @@ _REASONS: dict[type[Halted], Reason] = {
     WeightsDiverged: Reason.DIVERGED,
     RemoteError: Reason.RAISED,
 }
+
+
+class Member:
+    """A rank of a run that has no links to the others: it says when it is done, and hears whether that counts."""
+
+    def __init__(
+        self, world: World, rank: int, size: int, lanes: int, timeout_s: float, leave: Callable[[], None]
+    ) -> None:
+        self.rank, self.size, self.lanes = rank, size, lanes
+        self._world = world
+        self._timeout_s = timeout_s
+        self._leave = leave
+
+    def commit(self, loss: float, digest: bytes) -> None:
+        """As ``Group.commit``."""
+        commit(self._world, loss, digest, Deadline.after(self._timeout_s))
+
+    def halt(self, error: Halted) -> None:
+        """As ``Group.halt``."""
+        halt(self._world, error)
+
+    def close(self) -> None:
+        """Leave the run."""
+        self._leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def commit(world: World, loss: float, digest: bytes, deadline: Deadline) -> None:

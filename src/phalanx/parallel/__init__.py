@@ -4,5 +4,6 @@ from phalanx.parallel.blocks import Leaf
 from phalanx.parallel.engine import Engine, Report
 from phalanx.parallel.exchange import Exchange, GroupExchange
 from phalanx.parallel.guard import digest_weights
+from phalanx.parallel.star import StarExchange
 
-__all__ = ["Engine", "Exchange", "GroupExchange", "Leaf", "Report", "digest_weights"]
+__all__ = ["Engine", "Exchange", "GroupExchange", "Leaf", "Report", "StarExchange", "digest_weights"]

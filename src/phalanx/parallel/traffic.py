@@ -79,7 +79,7 @@ class Traffic:
                 continue
             cuts = bucket.cuts
             if self._exchange.is_result_shared:
-                cuts = cuts[even_part(len(cuts), self._exchange.size, self._exchange.rank)]
+                cuts = cuts[self._own(bucket)]
             for cut in cuts:
                 slot.folded[cut] *= np.float32(factor)
 
@@ -99,16 +99,21 @@ class Traffic:
         """In the thread: add up a bucket."""
         bucket, slot, is_gradient = self._buckets[number], self.slots[number], number < self._gradients
         squares = self._summary.squares[bucket.first_block :]
+        own = self._own(bucket)
         divisor = np.float32(math.fsum(self._counts) if is_gradient else self._exchange.lanes)
 
         def finish(block: int, values: Array) -> None:
             np.divide(values, divisor, out=values)
-            if is_gradient:
+            if is_gradient and own.start <= block < own.stop:
                 squares[block] = square_norm(values)
 
         slot.wait_until_shown()
         self._exchange.fold(number, slot.shown, slot.folded, bucket.cuts, finish)
         slot.take_back()
+
+    def _own(self, bucket: Bucket) -> slice:
+        """The blocks that are this rank's to look at."""
+        return even_part(len(bucket.blocks), self._exchange.size, self._exchange.rank)
 
     def _make_slot(self, rows: int, bucket: Bucket) -> Slot:
         shown, folded = self._exchange.allocate(rows, bucket.length)
