@@ -14,6 +14,7 @@ from phalanx.train.config import (
     TrainConfig,
     Transport,
     describe_keys,
+    explain_config,
     format_config,
     parse_config,
 )
@@ -178,3 +179,13 @@ def test_the_described_defaults_are_the_defaults():
 
     assert config == Config()
     assert len(defaults) == sum(map(len, tables.values()))
+
+
+def test_an_explained_config_is_the_same_config():
+    config = parse_config("", ["train.lr=0.002", "run.workers=3"])
+
+    text = explain_config(config)
+
+    assert parse_config(text) == config
+    assert "# Learning rate after the warm-up.\nlr = 0.002" in text
+    assert "# path =" in text

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from phalanx.errors import ConfigError
 from phalanx.train.config import DataConfig
@@ -36,7 +35,7 @@ def test_a_batch_holds_windows_that_meet_only_in_the_last_target():
 
     batch = sequences.batch([2, 0, 1])
 
-    assert batch.dtype == torch.int64
+    assert batch.dtype == np.int64
     assert batch.tolist() == [[8, 9, 10, 11, 12], [0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
 
 

@@ -8,9 +8,13 @@ import typer
 import phalanx
 from phalanx.cli import bench
 from phalanx.cli.coordinator import coordinator, join, token
+from phalanx.cli.generate import generate, reproduce
 from phalanx.cli.gradient_server import gradient_server
+from phalanx.cli.plot import plot
 from phalanx.cli.run import run
 from phalanx.cli.status import status
+from phalanx.cli.train import train
+from phalanx.cli.verify import verify
 from phalanx.errors import ConfigError
 
 app = typer.Typer(
@@ -19,11 +23,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(train)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(coordinator)
 app.command()(join)
 app.command()(status)
 app.command()(token)
+app.command()(verify)
+app.command()(plot)
+app.command()(generate)
+app.command()(reproduce)
 app.command()(gradient_server)
 app.add_typer(bench.app, name="bench")
 

@@ -37,22 +37,31 @@ def connect(
     launch = read_launch()
     if launch is None:
         return alone(timeout_s, lanes)
-    join = Join(
-        coordinator=launch.coordinator,
-        rank=launch.rank,
-        size=launch.size,
-        job=launch.job,
+    join = replace(
+        make_join(launch, timeout_s),
         host=launch.host if host is None else host,
         over=launch.over if chosen is Over.AUTO else chosen,
-        hosted_by=0 if launch.is_hosted else None,
-        credentials=launch.credentials,
-        timeout_s=timeout_s,
         lanes=lanes,
         step=step,
     )
     if not launch.is_hosted:
         return join_group(join)
     return _host(launch, join) if launch.rank == 0 else _seek(join)
+
+
+def make_join(launch: Launch, timeout_s: float) -> Join:
+    """How a process that was started so finds its group."""
+    return Join(
+        coordinator=launch.coordinator,
+        rank=launch.rank,
+        size=launch.size,
+        job=launch.job,
+        host=launch.host,
+        over=launch.over,
+        hosted_by=0 if launch.is_hosted else None,
+        credentials=launch.credentials,
+        timeout_s=timeout_s,
+    )
 
 
 def _host(launch: Launch, join: Join) -> Group:

@@ -40,9 +40,13 @@ class Signals:
 
 
 class Crew:
-    """All ``size`` workers of one run, called ``noun`` 0, 1, ...; those left when the block ends are killed."""
+    """All ``size`` workers of one run, called ``noun`` 0, 1, ...; those left when the block ends are killed.
 
-    def __init__(self, noun: str, size: int) -> None:
+    When a signal comes they have ``grace_s`` to end; when it comes again, no longer than others have.
+    """
+
+    def __init__(self, noun: str, size: int, grace_s: float = _LAST_S) -> None:
+        self._grace_s = grace_s
         self._noun = noun
         self._size = size
         self.ends: list[End] = []
@@ -75,8 +79,9 @@ class Crew:
             if not self._steps and not self._is_stopping and first_failure(self.ends):
                 self._steps = [(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _LAST_S, signal.SIGKILL)]
             if len(signals.received) > heard:
+                last_s = _LAST_S if heard else self._grace_s
                 heard = len(signals.received)
-                self._steps = [(now, signals.received[-1]), (now + _LAST_S, signal.SIGKILL)]
+                self._steps = [(now, signals.received[-1]), (now + last_s, signal.SIGKILL)]
             while self._steps and self._steps[0][0] <= now:
                 self._is_stopping = True
                 for each in self._running:

@@ -22,7 +22,8 @@ from phalanx.wire import Address
 class Program:
     """What to run: a script or module with its arguments, on how many workers, and how they are connected.
 
-    ``hosts`` is the number of machines to pretend to have: the ranks are spread evenly over them.
+    ``hosts`` is the number of machines to pretend to have: the ranks are spread evenly over them. ``grace_s`` is how
+    long workers may take to end when a signal comes.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Program:
     workers: int = 2
     hosts: int = 1
     over: Over = Over.AUTO
+    grace_s: float = 3.0
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -47,13 +49,13 @@ class Program:
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
 
-def run(program: Program) -> int:
+def run(program: Program, credentials: Credentials | None = None) -> int:
     """Run the program on every worker of a group of their own, and return the exit status.
 
-    They know each other by a token that nobody else has.
+    They know each other by a token that nobody else has, unless ``credentials`` are given.
     """
     job = secrets.token_hex(8)
-    credentials = Credentials(make_token().encode())
+    credentials = credentials or Credentials(make_token().encode())
     terms = Terms.exactly(program.workers, job)
     with Coordinator(terms=terms, credentials=credentials) as coordinator:
         launches = [
@@ -86,7 +88,7 @@ def _start(program: Program, launches: Sequence[Launch], noun: str) -> int:
     this is for the main thread. When it returns no worker is left, nor any process of theirs that stayed in its
     session.
     """
-    with Signals() as signals, Crew(noun, len(launches)) as crew:
+    with Signals() as signals, Crew(noun, len(launches), program.grace_s) as crew:
         try:
             for launch in launches:
                 crew.start(launch, program.command)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
+_CONSEQUENCES = tuple(f"phalanx.errors.{name}: " for name in ("PeerLost", "EpochChanged", "RemoteError"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class End:
         """Whether it failed only because another rank was lost."""
         last = self.stderr.rstrip().rpartition("\n")[2]
         named = {int(rank) for rank in re.findall(r"\brank (\d+)", last)}
-        return last.startswith("phalanx.errors.PeerLost: ") and bool(named - {self.rank})
+        return last.startswith(_CONSEQUENCES) and bool(named - {self.rank})
 
 
 def first_failure(ends: Sequence[End]) -> End | None:

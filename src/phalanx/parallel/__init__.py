@@ -4,6 +4,7 @@ from phalanx.parallel.blocks import Leaf
 from phalanx.parallel.engine import Engine, Report
 from phalanx.parallel.exchange import Exchange, GroupExchange
 from phalanx.parallel.guard import digest_weights
+from phalanx.parallel.lanes import seed_of
 from phalanx.parallel.star import StarExchange
 
-__all__ = ["Engine", "Exchange", "GroupExchange", "Leaf", "Report", "StarExchange", "digest_weights"]
+__all__ = ["Engine", "Exchange", "GroupExchange", "Leaf", "Report", "StarExchange", "digest_weights", "seed_of"]

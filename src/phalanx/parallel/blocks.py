@@ -4,7 +4,7 @@ Vectorised code may round the tail of an array differently from its body. Blocks
 updated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,6 +48,11 @@ class Blocks:
         for block, leaf, gradient in zip(self._layout.blocks, self.leaves, self._gradients, strict=True):
             leaf.block.grad = gradient if is_used[block.entry] else None
 
+    def in_model_order(self) -> list[Leaf]:
+        """The leaves, parameter after parameter, however these are spread over buckets."""
+        places = [(block.entry, block.start) for block in self._layout.blocks]
+        return [self.leaves[number] for number in sorted(range(len(places)), key=places.__getitem__)]
+
     def gather_state(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """What the optimizer keeps, as ``name.key``: shaped like the parameter, or a single value."""
         found: dict[str, torch.Tensor] = {}
@@ -67,7 +72,7 @@ class Blocks:
                     )
         return found
 
-    def scatter_state(self, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
+    def scatter_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, torch.Tensor]) -> None:
         """Give the optimizer back what ``gather_state`` found; parameters that it does not know begin anew."""
         by_name: dict[str, dict[str, torch.Tensor]] = {}
         for label, tensor in state.items():

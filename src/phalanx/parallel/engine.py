@@ -3,7 +3,7 @@
 import math
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +80,7 @@ class Engine:
         self._layout = _lay_out(named, buckets)
         self._blocks = Blocks(self._parameters, self._layout)
         self.optimizer = make_optimizer(self._blocks.leaves)
-        self._digest = RollingDigest(self._blocks.leaves)
+        self._digest = RollingDigest(self._blocks.in_model_order())
         self._own = own_lanes(self._exchange.lanes, self._exchange.size, self._exchange.rank)
         self._deposits = plan_deposits(self._own, self._exchange.lanes)
         self._buffers = BufferLanes(list_buffers(model))
@@ -166,7 +166,7 @@ class Engine:
         """Weights with buffers, and what the optimizer keeps, both by name: what a checkpoint needs."""
         return {"model": self.model.state_dict(), "optimizer": self._blocks.gather_state(self.optimizer)}
 
-    def load_state(self, state: dict[str, dict[str, torch.Tensor]], step: int) -> None:
+    def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], step: int) -> None:
         """Go on from what ``state`` gave, with ``step`` as the next step."""
         self.model.load_state_dict(state["model"])
         self._blocks.scatter_state(self.optimizer, state["optimizer"])

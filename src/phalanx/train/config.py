@@ -218,6 +218,20 @@ def format_config(config: Config) -> str:
     return "\n\n".join(tables) + "\n"
 
 
+def explain_config(config: Config) -> str:
+    """Return TOML with every key, each behind a comment that says what it is; keys that are left out are commented."""
+    keys = {key.name: key for key in describe_keys()}
+    tables = []
+    for name, section in _SECTIONS.items():
+        lines = [f"[{name}]"]
+        for key, _, _ in _fields(section):
+            value = getattr(getattr(config, name), key)
+            lines.append(f"# {keys[f'{name}.{key}'].description}")
+            lines.append(f"# {key} =" if value is None else f"{key} = {_format(value)}")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
 def describe_keys() -> list[Key]:
     """Return every key there is, in order."""
     return [

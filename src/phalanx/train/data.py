@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from phalanx.buffers import runs
 from phalanx.errors import ConfigError
@@ -33,14 +32,14 @@ class Sequences:
     def __len__(self) -> int:
         return max(len(self.tokens) - 1, 0) // self.context
 
-    def batch(self, numbers: Sequence[int]) -> torch.Tensor:
+    def batch(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return the sequences of these numbers as int64 (numbers, context + 1)."""
         rows = np.empty((len(numbers), self.context + 1), dtype=np.int64)
         for row, number in zip(rows, numbers, strict=True):
             if not 0 <= number < len(self):
                 raise ConfigError(f"there is no sequence {number} of {len(self)}: they are numbered from 0")
             row[:] = self.tokens[number * self.context : (number + 1) * self.context + 1]
-        return torch.from_numpy(rows)
+        return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +52,14 @@ class Corpus:
     train: Sequences
     held_out: Sequences
 
+    @property
+    def is_bytes(self) -> bool:
+        """Whether tokens are the bytes of a text."""
+        return self.tokens.dtype == np.uint8
+
     def describe(self) -> str:
         """Return one line for people."""
-        kind = "bytes" if self.tokens.dtype == np.uint8 else f"tokens of {self.vocabulary:,}"
+        kind = "bytes" if self.is_bytes else f"tokens of {self.vocabulary:,}"
         return (
             f"{self.name}: {len(self.tokens):,} {kind}, in sequences of {self.train.context}: "
             f"{len(self.train):,} to learn from, {len(self.held_out):,} held out"

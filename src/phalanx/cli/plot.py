@@ -1,0 +1,25 @@
+"""``phalanx plot``: a picture of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.train.log import read_steps
+from phalanx.train.plot import draw
+from phalanx.train.rundir import RunDir
+
+
+def plot(
+    run_dir: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write it; else plot.png in RUN_DIR.", show_default=False),
+    ] = None,
+) -> None:
+    """Draw the loss of a run, and its seconds per step: computing, exchanging, waiting. Writes a PNG."""
+    run = RunDir.open(run_dir)
+    out = out or run.path / "plot.png"
+    draw({run.path.resolve().name: read_steps(run.steps)}, out)
+    print(out)

@@ -1,0 +1,171 @@
+"""``phalanx train``: train the transformer on workers of this machine."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+import phalanx
+from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
+from phalanx.coordinator import GradientServer
+from phalanx.errors import ConfigError, PhalanxError
+from phalanx.group import Over
+from phalanx.launch import local
+from phalanx.train import log
+from phalanx.train.config import Config, Device, Transport, explain_config, format_config, parse_config
+from phalanx.train.data import Corpus, open_corpus
+from phalanx.train.rundir import RunDir, environment
+from phalanx.transport import Credentials, format_address, make_token
+
+_GRACE_S = 120.0  # for the step that is going on, and a checkpoint
+_MAY_CHANGE = ("run.", "train.steps")
+_INTERRUPTED = 130
+
+
+def train(
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to train, and how; all has a default.")
+    ] = None,
+    *,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeat for more.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the work.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Fixed fractions of a batch.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides first weights, order and dropout.")] = None,
+    transport: Annotated[
+        Transport | None, typer.Option(help="What gradients travel through.", show_default=False)
+    ] = None,
+    device: Annotated[Device | None, typer.Option(help="What the model is computed on.", show_default=False)] = None,
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Where the run is kept.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Go on with a run where its last checkpoint is.")
+    ] = None,
+    from_step: Annotated[
+        int | None, typer.Option("--from-step", help="With --resume: go on from the checkpoint of this step.")
+    ] = None,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the config and train nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print nothing but one last line of JSON.")] = False,
+) -> None:
+    """Train a byte-level transformer, by default on the source of Python itself.
+
+    Any number of workers gives the same weights, bit for bit. Ctrl-C saves a
+    checkpoint first. --show-config prints a config with every key explained.
+    """
+    given = {
+        "run.workers": workers,
+        "train.steps": steps,
+        "train.lanes": lanes,
+        "train.seed": seed,
+        "run.transport": transport and transport.value,
+        "run.device": device and device.value,
+        "run.directory": run_dir and str(run_dir),
+    }
+    settings = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in given.items() if value is not None]
+    settings += sets or []
+    if resume is None and from_step is not None:
+        raise ConfigError("--from-step says where to go on: pass --resume RUN_DIR too")
+    start: int | None = None
+    if resume is not None:
+        if config_file is not None:
+            raise ConfigError(f"{resume} has a config of its own: pass --set to change a key, and no CONFIG.toml")
+        run, config, start = _reopen(resume, settings, from_step)
+        corpus = open_corpus(config.data)
+    else:
+        config = parse_config(_read(config_file), settings)
+        if show_config:
+            print(explain_config(config))
+            return
+        corpus = open_corpus(config.data)
+        run = _create(config)
+    status = _run(run, config, corpus, start, as_json=as_json)
+    raise typer.Exit(status)
+
+
+def _run(run: RunDir, config: Config, corpus: Corpus, start: int | None, *, as_json: bool) -> int:
+    run.result.unlink(missing_ok=True)
+    if not as_json:
+        show_beginning(run, config, corpus, start)
+    credentials = Credentials(make_token().encode())
+    with _star(config, credentials) as star, Display(run, config, is_silent=as_json):
+        arguments = [str(run.path), *([] if start is None else ["--from-step", str(start)]), *star]
+        program = local.Program(
+            name="phalanx.cli.train_worker",
+            arguments=tuple(arguments),
+            is_module=True,
+            workers=config.run.workers,
+            over=Over.TCP if config.run.transport is Transport.TCP else Over.AUTO,
+            grace_s=_GRACE_S,
+        )
+        status = local.run(program, credentials)
+    if run.result.exists():
+        is_complete = show_end(run, config, as_json=as_json)
+        return 0 if is_complete else _INTERRUPTED
+    show_failure(run)
+    return status or 1
+
+
+def _read(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"cannot read {path}: {words}; name a config in TOML") from error
+
+
+def _create(config: Config) -> RunDir:
+    path = Path(config.run.directory) if config.run.directory else None
+    facts = environment(
+        version=phalanx.__version__, threads=config.run.threads_per_worker, device=config.run.device.value
+    )
+    return RunDir.create(path, format_config(config), facts)
+
+
+def _reopen(path: Path, settings: list[str], from_step: int | None) -> tuple[RunDir, Config, int]:
+    """The run in a directory, its config, and the step to go on with; what came after that is cut off."""
+    from phalanx.train import checkpoint  # noqa: PLC0415 - it imports torch, which takes seconds
+
+    run = RunDir.open(path)
+    for setting in settings:
+        if not setting.startswith(_MAY_CHANGE):
+            raise ConfigError(
+                f"{setting} would change what this run is: with --resume only run.* and train.steps can be set"
+            )
+    config = parse_config(_read(run.config), settings)
+    start = checkpoint.load_for_resume(run.checkpoints, from_step).step
+    if start >= config.train.steps:
+        raise ConfigError(f"this run is complete: its {start} steps are taken; pass --steps with more to go on")
+    log.cut(run.steps, start)
+    checkpoint.cut(run.checkpoints, start)
+    run.config.write_text(format_config(config), encoding="utf-8")
+    return run, config, start
+
+
+@contextmanager
+def _star(config: Config, credentials: Credentials) -> Iterator[list[str]]:
+    """A gradient server beside the workers, if they are to go through one; what to tell them about it."""
+    if config.run.transport is not Transport.STAR:
+        yield []
+        return
+    with GradientServer(workers=config.run.workers, lanes=config.train.lanes, credentials=credentials) as server:
+
+        def serve() -> None:
+            with suppress(PhalanxError):  # workers that leave, or fail, say so themselves
+                server.wait_for_workers(_GRACE_S)
+                while True:
+                    server.exchange_next()
+
+        thread = threading.Thread(target=serve, name="phalanx-star")
+        thread.start()
+        try:
+            yield ["--star", format_address(server.address)]
+        finally:
+            server.close()
+            thread.join()

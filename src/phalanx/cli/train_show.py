@@ -1,0 +1,135 @@
+"""What people see of a training run: how it begins, how it gets on, and what came of it."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from phalanx.train.config import Config
+from phalanx.train.data import Corpus
+from phalanx.train.record import StepRecord
+from phalanx.train.rundir import RunDir
+
+_LOOK_S = 0.1
+_LINES = 20  # without a terminal, for a whole run
+_SMOOTH = 0.9  # how much the speed that is shown remembers
+_decoder: msgspec.json.Decoder[StepRecord] = msgspec.json.Decoder(StepRecord)
+
+
+def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | None) -> None:
+    """Say what is about to be trained, on what, and where it is kept."""
+    train, number = config.train, config.run.workers
+    workers = f"{number} worker{'s' if number > 1 else ''}"
+    goal = f"steps {start} to {train.steps}" if start else f"{train.steps} steps"
+    print(f"data   {corpus.describe()}")
+    print(f"model  {config.model.layers} blocks of width {config.model.width}, {goal} of {train.batch} sequences")
+    print(f"run    {run.path}, {workers}, {train.lanes} lanes", flush=True)
+
+
+def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
+    """Say what came of the run, and how to go on; whether all its steps were taken."""
+    result = msgspec.json.decode(run.result.read_bytes())
+    is_complete: bool = result["steps"] >= config.train.steps
+    if as_json:
+        names = ("steps", "loss", "eval_loss", "digest", "tokens_per_s", "workers")
+        print(msgspec.json.encode({name: result[name] for name in names} | {"run_dir": str(run.path)}).decode())
+        return is_complete
+    entropy, loss = result["unigram_entropy"], result["eval_loss"]
+    print(f"\n{result['steps']} steps in {result['seconds']:.0f} s, {result['tokens_per_s']:,.0f} tokens/s")
+    print(f"loss   {loss:.3f} nats a token on held-out text, against {entropy:.3f} for knowing only its letters")
+    print(f"digest {result['digest'][:16]}, the same for any number of workers")
+    if not is_complete:
+        print(f"\nstopped early; go on with: phalanx train --resume {run.path}")
+        return False
+    if run.sample.exists():
+        print(f"\nIt writes:\n\n{_indent(run.sample)}\n")
+    print(f"more of it: phalanx generate {run.path} --prompt 'class '")
+    print(f"a picture:  phalanx plot {run.path}")
+    return True
+
+
+def show_failure(run: RunDir) -> None:
+    """Say how to go on after a failure, if there is something to go on from."""
+    if any(run.checkpoints.glob("step-*")):
+        print(f"phalanx train: go on from the last checkpoint with --resume {run.path}", file=sys.stderr)
+    else:
+        print("phalanx train: there is no checkpoint yet: mend what failed, and start again", file=sys.stderr)
+
+
+class Display:
+    """Shows how a run gets on, from its log: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, run: RunDir, config: Config, *, is_silent: bool) -> None:
+        self._path = run.steps
+        self._config = config
+        self._is_silent = is_silent
+        self._read_bytes = run.steps.stat().st_size if run.steps.exists() else 0  # of an earlier part of the run
+        self._tokens_per_s = 0.0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="phalanx-display")
+
+    def __enter__(self) -> Self:
+        if not self._is_silent:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        if not self._is_silent:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        console = Console()
+        if console.is_terminal:
+            self._draw(console)
+            return
+        steps = self._config.train.steps
+        every = -(-steps // _LINES)
+        for record in self._follow():
+            if record.eval_loss is not None or (record.step + 1) % every == 0:
+                held_out = "" if record.eval_loss is None else f", {record.eval_loss:.4f} held out"
+                words = f"step {record.step + 1:>{len(str(steps))}}  loss {record.loss:.4f}{held_out}"
+                print(f"{words}, {self._tokens_per_s:,.0f} tokens/s", flush=True)
+
+    def _draw(self, console: Console) -> None:
+        columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
+        with Progress(TextColumn("step"), *columns, console=console, transient=True) as progress:
+            task = progress.add_task("starting", total=self._config.train.steps)
+            for record in self._follow():
+                words = f"loss {record.loss:.3f}  {self._tokens_per_s:,.0f} tokens/s"
+                progress.update(task, completed=record.step + 1, description=words)
+
+    def _follow(self) -> Iterator[StepRecord]:
+        """The steps as they are taken, until the run is over."""
+        is_over = False
+        while not is_over:
+            is_over = self._is_over.wait(_LOOK_S)
+            for record in self._read():
+                speed = record.tokens / record.seconds
+                self._tokens_per_s = (
+                    _SMOOTH * self._tokens_per_s + (1 - _SMOOTH) * speed if self._tokens_per_s else speed
+                )
+                yield record
+
+    def _read(self) -> list[StepRecord]:
+        """What was added to the log since it was looked at last."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole, _, _ = file.read().rpartition(b"\n")
+        if not whole:
+            return []
+        self._read_bytes += len(whole) + 1
+        return [_decoder.decode(line) for line in whole.split(b"\n")]
+
+
+def _indent(path: Path) -> str:
+    text = path.read_bytes().decode(errors="replace")
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else "·" for letter in text)
+    return "\n".join(f"    {line}" for line in shown.splitlines())

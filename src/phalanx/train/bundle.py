@@ -1,0 +1,69 @@
+"""A lane that made a gradient that is not finite, with all that is needed to compute it again on one worker."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from phalanx.errors import ConfigError, NonFiniteGradient
+from phalanx.parallel import seed_of
+from phalanx.train.checkpoint import Checkpoint, load, save
+from phalanx.train.config import Config, format_config, parse_config
+from phalanx.train.loop import Trainer, make_loss, make_model
+from phalanx.train.rundir import RunDir
+
+
+def write_bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> Path:
+    """Write the weights, the lane's batches and where they belong; return where they are."""
+    assert error.lane is not None, "only a lane can be repeated"
+    batches = trainer.lanes.batches(error.step, error.lane)
+    facts = {
+        "config": format_config(trainer.lanes.config),
+        "vocabulary": trainer.lanes.corpus.vocabulary,
+        "lane": error.lane,
+        "parameter": error.parameter,
+        "samples": list(error.samples),
+    }
+    files = {
+        "model": trainer.engine.model.state_dict(),
+        "batches": {str(number): batch for number, batch in enumerate(batches)},
+    }
+    return save(run.halts, Checkpoint(error.step, files, facts))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of repeating a lane: each batch's loss, and how many elements of which gradients are not finite."""
+
+    step: int
+    lane: int
+    samples: tuple[int, ...]
+    losses: tuple[float, ...]
+    parameters: dict[str, tuple[int, int]]
+    """For each parameter with such elements, how many there are, of how many."""
+
+
+def reproduce(bundle: Path) -> Finding:
+    """Compute the lane again, as it was computed then."""
+    found = load(bundle)
+    facts = found.facts
+    if "lane" not in facts:
+        raise ConfigError(f"{bundle} is a checkpoint and no bundle: name a folder in the halts of a run")
+    config: Config = parse_config(facts["config"])
+    device = torch.device("cpu")
+    torch.set_num_threads(config.run.threads_per_worker)
+    model = make_model(config, facts["vocabulary"], device)
+    model.load_state_dict(found.files["model"])
+    compute = make_loss(config, device)
+    torch.manual_seed(seed_of(config.train.seed, found.step, facts["lane"]))
+    losses = []
+    for number in range(len(found.files["batches"])):
+        value = compute(model, found.files["batches"][str(number)])
+        value.backward()
+        losses.append(float(value))
+    bad = {
+        name: (int((~torch.isfinite(parameter.grad)).sum()), parameter.numel())
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
+    }
+    return Finding(found.step, facts["lane"], tuple(facts["samples"]), tuple(losses), bad)

@@ -1,0 +1,150 @@
+"""The training loop of one worker: the same on all of them, but that rank 0 also keeps what comes of it."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from phalanx.buffers import even_part
+from phalanx.errors import ConfigError, RemoteError
+from phalanx.parallel import Engine, Exchange, Leaf
+from phalanx.train.checkpoint import Checkpoint
+from phalanx.train.config import Config
+from phalanx.train.data import Corpus
+from phalanx.train.keeper import Keeper
+from phalanx.train.model import Transformer, loss
+from phalanx.train.order import samples_of
+from phalanx.train.parts import list_parts
+from phalanx.train.record import StepRecord, float_bits
+from phalanx.train.schedule import learning_rate
+
+
+def make_model(config: Config, vocabulary: int, device: torch.device) -> Transformer:
+    """The model with its first weights, which the seed decides."""
+    torch.manual_seed(config.train.seed)
+    model = Transformer(config.model, vocabulary)
+    model.to(device)
+    return model
+
+
+def make_loss(config: Config, device: torch.device) -> Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]:
+    """The loss of a batch, in bf16 where the config says so."""
+
+    def compute(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.train.autocast):
+            return loss(model, batch)
+
+    return compute
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Which sequences every lane of every step has, as batches on ``device``: a function of the config alone."""
+
+    config: Config
+    corpus: Corpus
+    device: torch.device
+
+    def samples(self, step: int, lane: int) -> tuple[int, ...]:
+        """The numbers of a lane's sequences."""
+        train = self.config.train
+        length = len(self.corpus.train)
+        return samples_of(step, lane, lanes=train.lanes, batch=train.batch, length=length, seed=train.seed)
+
+    def batches(self, step: int, lane: int) -> list[torch.Tensor]:
+        """These sequences, cut into micro-batches."""
+        rows = torch.from_numpy(self.corpus.train.batch(self.samples(step, lane))).to(self.device)
+        return list(rows.chunk(self.config.train.accumulate))
+
+    def held_out(self, lane: int) -> list[torch.Tensor]:
+        """A lane's part of the evaluation: the first sequences of those held out, as many as there are."""
+        train = self.config.train
+        wanted = min(train.eval_batches * train.batch, len(self.corpus.held_out))
+        part = even_part(wanted, train.lanes, lane)
+        rows = torch.from_numpy(self.corpus.held_out.batch(range(part.start, part.stop))).to(self.device)
+        return list(rows.split(train.batch // train.lanes)) if len(rows) else []
+
+
+class Trainer:
+    """One worker of a run. ``start`` is the checkpoint to go on from."""
+
+    def __init__(
+        self,
+        config: Config,
+        corpus: Corpus,
+        exchange: Exchange,
+        device: torch.device,
+        start: Checkpoint | None = None,
+    ) -> None:
+        self._config = config
+        self._exchange = exchange
+        model = make_model(config, corpus.vocabulary, device)
+        compute = make_loss(config, device)
+        self.lanes = Lanes(config, corpus, device)
+        self.engine = Engine(
+            model,
+            lambda network, batch: (compute(network, batch) * len(batch), len(batch)),
+            self._make_optimizer,
+            exchange,
+            seed=config.train.seed,
+            clip=config.train.clip,
+            buckets=[part.names for part in list_parts(model)],
+        )
+        if start:
+            self.engine.load_state(start.files, start.step)
+
+    def run(self, keeper: Keeper | None, wants_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Take all steps that are left; whether they were all taken before somebody wanted to stop."""
+        try:
+            for record in self._steps(wants_stop):
+                if keeper:
+                    keeper.keep(record, self.engine)
+        except ConfigError as error:  # the disk is full, or the like: nobody can go on without this rank
+            words = f"rank {self._exchange.rank} stopped at step {self.engine.step_number}: {error}"
+            self._exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self._exchange.rank))
+            raise
+        finally:
+            self.engine.close()
+        return self.engine.step_number == self._config.train.steps
+
+    def _steps(self, wants_stop: Callable[[], bool]) -> Iterator[StepRecord]:
+        train = self._config.train
+        for step in range(self.engine.step_number, train.steps):
+            began = time.perf_counter()
+            rate = learning_rate(step, peak=train.lr, least=train.min_lr, warmup=train.warmup, steps=train.steps)
+            for group in self.engine.optimizer.param_groups:
+                group["lr"] = rate
+            report = self.engine.step(
+                lambda lane: self.lanes.batches(step, lane),  # noqa: B023 - called within this step
+                lambda lane: self.lanes.samples(step, lane),  # noqa: B023
+                wants_stop=wants_stop(),
+            )
+            is_last = report.wants_stop or step + 1 == train.steps
+            is_due = is_last or (step + 1) % train.eval_every == 0
+            seconds = time.perf_counter() - began
+            yield StepRecord(
+                step=step,
+                loss=report.loss,
+                loss_bits=float_bits(report.loss),
+                norm=report.norm,
+                lr=rate,
+                digest=report.digest.hex(),
+                tokens=train.batch * self._config.data.context,
+                workers=self._exchange.size,
+                compute_s=report.compute_s,
+                exchange_s=report.exchange_s,
+                wait_s=report.wait_s,
+                seconds=seconds,
+                eval_loss=self.engine.evaluate(self.lanes.held_out) if is_due else None,
+            )
+            if is_last:
+                return
+
+    def _make_optimizer(self, leaves: list[Leaf]) -> torch.optim.Optimizer:
+        """AdamW, which pulls matrices towards zero, and leaves the norms' weights alone."""
+        train = self._config.train
+        decaying = [leaf.block for leaf in leaves if leaf.parameter.ndim > 1]
+        others = [leaf.block for leaf in leaves if leaf.parameter.ndim <= 1]
+        groups = [{"params": decaying, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), fused=True)

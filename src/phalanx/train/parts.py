@@ -1,0 +1,31 @@
+"""The parts in which a transformer's gradients leave: block after block from the last, then what is no block."""
+
+from typing import NamedTuple
+
+from phalanx.coordinator import Block, Component
+from phalanx.train.model import Transformer
+from phalanx.wire import gradient
+
+
+class Part(NamedTuple):
+    """What a gradient server calls it, and the names of its parameters."""
+
+    what: gradient.What
+    names: tuple[str, ...]
+
+
+def list_parts(model: Transformer) -> list[Part]:
+    """All parts in the order in which they leave; a head that is the embedding is no part of its own."""
+    count = len(model.blocks)
+    parts = [Part(Block(index, count), _names(model, f"blocks.{index}.")) for index in reversed(range(count))]
+    others = [
+        (Component.LM_HEAD, "lm_head."),
+        (Component.FINAL_NORM, "final_norm."),
+        (Component.EMBEDDING, "embedding."),
+    ]
+    parts += [Part(what, names) for what, prefix in others if (names := _names(model, prefix))]
+    return parts
+
+
+def _names(model: Transformer, prefix: str) -> tuple[str, ...]:
+    return tuple(name for name, _ in model.named_parameters() if name.startswith(prefix))

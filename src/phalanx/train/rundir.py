@@ -1,0 +1,118 @@
+"""The directory of a run: where everything that it leaves behind lies."""
+
+import contextlib
+import importlib.metadata
+import platform
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from phalanx.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Where the files of a run lie."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path | None, config_text: str, environment: Mapping[str, str | int]) -> Self:
+        """Make the directory of a new run, with its config and environment; without a path, a new one in ``runs``.
+
+        If it cannot be written, nothing of the run is left in it.
+        """
+        run = cls(path or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            if any(run.path.iterdir()):
+                words = f"{run.path} is not empty: name another directory"
+                raise ConfigError(f"{words}, or go on with the run in it with --resume {run.path}")
+            run._write(config_text, environment)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {run.path}: {error.strerror}; name another run directory") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The directory of a run that there is."""
+        run = cls(path)
+        if not run.config.is_file():
+            raise ConfigError(f"there is no run in {path}: name a directory that phalanx train has made")
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.toml"
+
+    @property
+    def environment(self) -> Path:
+        """What the run was made with, as ``environment`` describes it."""
+        return self.path / "environment.json"
+
+    @property
+    def steps(self) -> Path:
+        """The log, one line for each step."""
+        return self.path / "steps.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def sample(self) -> Path:
+        """Text that the trained model wrote."""
+        return self.path / "sample.txt"
+
+    @property
+    def result(self) -> Path:
+        """What came of the run, in figures."""
+        return self.path / "result.json"
+
+    @property
+    def halts(self) -> Path:
+        """The folder of bundles from which a step that halted the run can be repeated."""
+        return self.path / "halts"
+
+    def _write(self, config_text: str, environment: Mapping[str, str | int]) -> None:
+        try:
+            self.config.write_text(config_text, encoding="utf-8")
+            self.environment.write_bytes(msgspec.json.format(msgspec.json.encode(environment)) + b"\n")
+        except OSError:
+            with contextlib.suppress(OSError):  # what stopped the writing may stop this, too, and is what people see
+                self.config.unlink(missing_ok=True)
+                self.environment.unlink(missing_ok=True)
+            raise
+
+
+def environment(*, version: str, threads: int, device: str) -> dict[str, str | int]:
+    """What decides the bits of a run besides its config: versions, machine, threads of each worker, and device.
+
+    ``version`` is that of Phalanx, which only the layers above can name.
+    """
+    return {
+        "phalanx": version,
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "numpy": importlib.metadata.version("numpy"),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "threads": threads,
+        "device": device,
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
