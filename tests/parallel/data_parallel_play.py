@@ -1,6 +1,7 @@
 """A small model, its batches and a world to train it in, on every device there is."""
 
 import copy
+import os
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from phalanx.testing import World
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.device_count() else [])]  # counted without waking CUDA: forks need it asleep
+DEVICES = [os.environ.get("PHALANX_TEST_DEVICE", "cpu")]
+HAS_CUDA = bool(torch.cuda.device_count())
+needs_fork = pytest.mark.skipif(HAS_CUDA, reason="where there is CUDA, torch cannot fork after a backward")
 
 INPUTS = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
@@ -57,3 +60,15 @@ def gradients_of(model):
 def make_world(size, over="arena", device="cpu", **options):
     """Ranks in threads; in processes where they use CUDA, whose backward has one thread for all ranks of a process."""
     return World(size, over, processes=device == "cuda", **options)
+
+
+def whole_batch_gradients(passes=1, device="cpu"):
+    """What one rank gets for the whole batch; on the side, since a process that forks must not have used CUDA."""
+
+    def work(_):
+        alone = make_net()
+        for _ in range(passes):
+            loss_of(alone, slice(None)).backward()
+        return gradients_of(alone)
+
+    return make_world(1, device=device).run(work)[0]

@@ -11,11 +11,13 @@ from phalanx.cli.bench_drive import lacking, measure
 from phalanx.cli.bench_plan import System, parse_ranks, parse_sizes, parse_systems
 from phalanx.cli.bench_show import print_json, print_table, progress
 from phalanx.cli.bench_star import star
+from phalanx.cli.bench_step import step
 from phalanx.errors import ConfigError, PhalanxError
 
 app = typer.Typer(no_args_is_help=True)
 app.command()(commit)
 app.command()(star)
+app.command()(step)
 
 
 @app.callback()

@@ -1,5 +1,6 @@
 """``phalanx generate`` and ``phalanx reproduce``: what a run's model writes, and why it halted."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -26,22 +27,25 @@ def generate(
 
     run = RunDir.open(run_dir)
     config = parse_config(run.config.read_text(encoding="utf-8"))
-    found = checkpoint.load_for_resume(run.checkpoints).files["model"]
-    vocabulary = len(found["embedding.weight"])
-    if vocabulary != 256:
-        raise ConfigError(f"this model knows {vocabulary} tokens of a token file, and not how they are written as text")
-    transformer = model.Transformer(config.model, vocabulary)
-    transformer.load_state_dict(found)
+    found = checkpoint.load_for_resume(run.checkpoints)
+    if not found.facts["is_bytes"]:
+        raise ConfigError(
+            f"{run_dir} was trained on the tokens of {config.data.path}: how they are written as text is not known here"
+        )
+    weights = found.files["model"]
+    transformer = model.Transformer(config.model, len(weights["embedding.weight"]))
+    transformer.load_state_dict(weights)
     torch.set_num_threads(config.run.threads_per_worker)
+    start = os.fsencode(prompt)  # as it was typed, even if that is no text
     tokens = model.generate(
         transformer,
-        list(prompt.encode()),
+        list(start),
         length,
         temperature=temperature,
         seed=seed,
         context=config.data.context,
     )
-    sys.stdout.write(prompt + bytes(tokens).decode(errors="replace") + "\n")
+    sys.stdout.write((start + bytes(tokens)).decode(errors="replace") + "\n")
 
 
 def reproduce(

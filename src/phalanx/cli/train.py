@@ -22,7 +22,7 @@ from phalanx.train.rundir import RunDir, environment
 from phalanx.transport import Credentials, format_address, make_token
 
 _GRACE_S = 120.0  # for the step that is going on, and a checkpoint
-_MAY_CHANGE = ("run.", "train.steps")
+_MAY_CHANGE = ("run.", "train.steps", "data.path")
 _INTERRUPTED = 130
 
 
@@ -70,29 +70,23 @@ def train(
     settings += sets or []
     if resume is None and from_step is not None:
         raise ConfigError("--from-step says where to go on: pass --resume RUN_DIR too")
-    start: int | None = None
-    if resume is not None:
-        if config_file is not None:
-            raise ConfigError(f"{resume} has a config of its own: pass --set to change a key, and no CONFIG.toml")
-        run, config, start = _reopen(resume, settings, from_step)
-        corpus = open_corpus(config.data)
-    else:
-        config = parse_config(_read(config_file), settings)
-        if show_config:
-            print(explain_config(config))
-            return
-        corpus = open_corpus(config.data)
-        run = _create(config)
-    status = _run(run, config, corpus, start, as_json=as_json)
+    old = None if resume is None else _reopen(resume, settings, config_file)
+    config = parse_config(_read(old.config if old else config_file), settings)
+    if show_config:
+        print(explain_config(config))
+        return
+    corpus = open_corpus(config.data)
+    _check_device(config)
+    start = _rewind(old, config, corpus, from_step) if old else None
+    status = _run(old or _create(config), config, corpus, start, as_json=as_json)
     raise typer.Exit(status)
 
 
 def _run(run: RunDir, config: Config, corpus: Corpus, start: int | None, *, as_json: bool) -> int:
-    run.result.unlink(missing_ok=True)
     if not as_json:
         show_beginning(run, config, corpus, start)
     credentials = Credentials(make_token().encode())
-    with _star(config, credentials) as star, Display(run, config, is_silent=as_json):
+    with _star(config, credentials) as star, Display(run, config, start or 0, is_silent=as_json):
         arguments = [str(run.path), *([] if start is None else ["--from-step", str(start)]), *star]
         program = local.Program(
             name="phalanx.cli.train_worker",
@@ -128,24 +122,40 @@ def _create(config: Config) -> RunDir:
     return RunDir.create(path, format_config(config), facts)
 
 
-def _reopen(path: Path, settings: list[str], from_step: int | None) -> tuple[RunDir, Config, int]:
-    """The run in a directory, its config, and the step to go on with; what came after that is cut off."""
+def _reopen(path: Path, settings: list[str], config_file: Path | None) -> RunDir:
+    """The run in a directory, of which ``settings`` change nothing that decides its bits."""
+    if config_file is not None:
+        raise ConfigError(f"{path} has a config of its own: pass --set to change a key, and no CONFIG.toml")
+    for setting in settings:
+        if setting.startswith("run.directory"):
+            raise ConfigError(f"this run is kept in {path}: leave --run-dir out, or copy it and resume the copy")
+        if not setting.startswith(_MAY_CHANGE):
+            words = f"{setting} would change what this run is: with --resume only"
+            raise ConfigError(f"{words} run.*, train.steps and data.path can be set")
+    return RunDir.open(path)
+
+
+def _rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -> int:
+    """The step to go on with, when all that came after it is cut off; a run that cannot go on stays as it is."""
     from phalanx.train import checkpoint  # noqa: PLC0415 - it imports torch, which takes seconds
 
-    run = RunDir.open(path)
-    for setting in settings:
-        if not setting.startswith(_MAY_CHANGE):
-            raise ConfigError(
-                f"{setting} would change what this run is: with --resume only run.* and train.steps can be set"
-            )
-    config = parse_config(_read(run.config), settings)
-    start = checkpoint.load_for_resume(run.checkpoints, from_step).step
-    if start >= config.train.steps:
-        raise ConfigError(f"this run is complete: its {start} steps are taken; pass --steps with more to go on")
-    log.cut(run.steps, start)
-    checkpoint.cut(run.checkpoints, start)
-    run.config.write_text(format_config(config), encoding="utf-8")
-    return run, config, start
+    found = checkpoint.load_for_resume(run.checkpoints, from_step)
+    if found.facts["corpus"] != corpus.fingerprint():
+        raise ConfigError(f"{corpus.name} is not the text that this run was trained on: bring that back to go on")
+    if found.step >= config.train.steps:
+        raise ConfigError(f"this run is complete: its {found.step} steps are taken; pass --steps with more to go on")
+    run.change_config(format_config(config))
+    log.cut(run.steps, found.step)
+    checkpoint.cut(run.checkpoints, found.step)
+    run.result.unlink(missing_ok=True)
+    return found.step
+
+
+def _check_device(config: Config) -> None:
+    if config.run.device is Device.CUDA:
+        from phalanx.train.loop import choose_device  # noqa: PLC0415 - only torch can say, after seconds
+
+        choose_device(config.run.device)
 
 
 @contextmanager

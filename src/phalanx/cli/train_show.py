@@ -41,7 +41,8 @@ def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
         return is_complete
     entropy, loss = result["unigram_entropy"], result["eval_loss"]
     print(f"\n{result['steps']} steps in {result['seconds']:.0f} s, {result['tokens_per_s']:,.0f} tokens/s")
-    print(f"loss   {loss:.3f} nats a token on held-out text, against {entropy:.3f} for knowing only its letters")
+    held_out = "not finite" if loss is None else f"{loss:.3f} nats a token"
+    print(f"loss   {held_out} on held-out text, against {entropy:.3f} for knowing only its letters")
     print(f"digest {result['digest'][:16]}, the same for any number of workers")
     if not is_complete:
         print(f"\nstopped early; go on with: phalanx train --resume {run.path}")
@@ -58,15 +59,18 @@ def show_failure(run: RunDir) -> None:
     if any(run.checkpoints.glob("step-*")):
         print(f"phalanx train: go on from the last checkpoint with --resume {run.path}", file=sys.stderr)
     else:
-        print("phalanx train: there is no checkpoint yet: mend what failed, and start again", file=sys.stderr)
+        print(
+            f"phalanx train: there is no checkpoint to go on from: remove {run.path}, and start again", file=sys.stderr
+        )
 
 
 class Display:
     """Shows how a run gets on, from its log: a bar on a terminal, else a line now and then."""
 
-    def __init__(self, run: RunDir, config: Config, *, is_silent: bool) -> None:
+    def __init__(self, run: RunDir, config: Config, start: int, *, is_silent: bool) -> None:
         self._path = run.steps
-        self._config = config
+        self._steps = config.train.steps
+        self._start = start
         self._is_silent = is_silent
         self._read_bytes = run.steps.stat().st_size if run.steps.exists() else 0  # of an earlier part of the run
         self._tokens_per_s = 0.0
@@ -88,18 +92,17 @@ class Display:
         if console.is_terminal:
             self._draw(console)
             return
-        steps = self._config.train.steps
-        every = -(-steps // _LINES)
+        every = -(-self._steps // _LINES)
         for record in self._follow():
             if record.eval_loss is not None or (record.step + 1) % every == 0:
                 held_out = "" if record.eval_loss is None else f", {record.eval_loss:.4f} held out"
-                words = f"step {record.step + 1:>{len(str(steps))}}  loss {record.loss:.4f}{held_out}"
+                words = f"step {record.step + 1:>{len(str(self._steps))}}  loss {record.loss:.4f}{held_out}"
                 print(f"{words}, {self._tokens_per_s:,.0f} tokens/s", flush=True)
 
     def _draw(self, console: Console) -> None:
         columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
         with Progress(TextColumn("step"), *columns, console=console, transient=True) as progress:
-            task = progress.add_task("starting", total=self._config.train.steps)
+            task = progress.add_task("starting", total=self._steps, completed=self._start)
             for record in self._follow():
                 words = f"loss {record.loss:.3f}  {self._tokens_per_s:,.0f} tokens/s"
                 progress.update(task, completed=record.step + 1, description=words)

@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -21,15 +21,16 @@ from phalanx.launch.env import read_launch
 from phalanx.parallel import Exchange, GroupExchange, StarExchange
 from phalanx.train.bundle import write_bundle
 from phalanx.train.checkpoint import Checkpoint, load_for_resume
-from phalanx.train.config import Config, Device, Transport, parse_config
+from phalanx.train.config import Config, Transport, parse_config
 from phalanx.train.data import open_corpus
 from phalanx.train.keeper import Best, Keeper
-from phalanx.train.loop import Trainer, make_model
+from phalanx.train.loop import Trainer, choose_device, make_model
 from phalanx.train.parts import list_parts
 from phalanx.train.rundir import RunDir
 from phalanx.transport import parse_address
 
 _TIMEOUT_S = 600.0
+_INTERRUPTED = 130
 
 
 class _Wish:
@@ -58,29 +59,37 @@ def main() -> None:
     except PhalanxError as error:
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:  # asked twice
+        sys.exit(_INTERRUPTED)
 
 
 def _work(run: RunDir, given: argparse.Namespace, wish: _Wish) -> None:
     config = parse_config(run.config.read_text(encoding="utf-8"))
     torch.set_num_threads(config.run.threads_per_worker)
-    device = _choose_device(config)
+    device = choose_device(config.run.device)
     corpus = open_corpus(config.data)
     start = None if given.from_step is None else load_for_resume(run.checkpoints, given.from_step)
-    if start and start.facts["corpus"] != corpus.fingerprint():
-        raise ConfigError(f"{corpus.name} is not the text that this run was trained on: bring that back to go on")
     with _join(config, given, start, corpus.vocabulary) as exchange:
         trainer = Trainer(config, corpus, exchange, device, start)
         best = msgspec.convert(start.facts["best"], Best | None) if start else None
-        keeper = Keeper(run, config, corpus, best) if exchange.rank == 0 else None
-        try:
-            trainer.run(keeper, lambda: wish.is_there)
-        except NonFiniteGradient as error:
-            if error.rank in (exchange.rank, None) and error.lane is not None:
-                where = write_bundle(run, trainer, error)
-                print(f"to look into it: phalanx reproduce {where}", file=sys.stderr)
-            raise
-        if keeper:
-            keeper.conclude(trainer.engine)
+        with Keeper(run, config, corpus, best) if exchange.rank == 0 else nullcontext() as keeper:
+            try:
+                trainer.run(keeper, lambda: wish.is_there)
+            except NonFiniteGradient as error:
+                if error.rank == exchange.rank:
+                    _bundle(run, trainer, error)
+                raise
+            if keeper:
+                keeper.conclude(trainer.engine)
+
+
+def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
+    try:
+        where = write_bundle(run, trainer, error)
+    except ConfigError as refusal:  # what halted the run is said in any case
+        print(f"it cannot be kept for phalanx reproduce: {refusal}", file=sys.stderr)
+    else:
+        print(f"to look into it: phalanx reproduce {where}", file=sys.stderr)
 
 
 @contextmanager
@@ -101,14 +110,6 @@ def _join(config: Config, given: argparse.Namespace, start: Checkpoint | None, v
         join = replace(make_join(launch, _TIMEOUT_S), rank=client.worker, lanes=lanes, step=step)
         with enlist(join) as member:
             yield StarExchange(member, client, parts)
-
-
-def _choose_device(config: Config) -> torch.device:
-    if config.run.device is Device.AUTO:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.run.device is Device.CUDA and not torch.cuda.is_available():
-        raise ConfigError("torch finds no GPU here: pass --device cpu")
-    return torch.device(config.run.device.value)
 
 
 if __name__ == "__main__":

@@ -64,13 +64,14 @@ def list_spans(lanes: int, size: int) -> tuple[range, ...]:
 def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fold: LaneFold) -> None:
     """Fold this rank's blocks of all pieces, which lie in the arena, straight into the shared target.
 
-    Nothing is copied, and nobody writes what another rank shows.
+    Nothing is copied, and nobody writes what another rank shows. Waiting is patient: this goes on beside backward,
+    which needs the core more.
     """
     arena, dtype = runner.arena, call.signature.dtype
     location, shared = arena.shelf.locate(own), arena.shelf.locate_shared(target)
     if location is None or shared is None:
         raise ConfigError("pieces come from group.allocate(...), and out from group.allocate(..., shared=True)")
-    agreement = runner.open(call, location, shared)
+    agreement = runner.open(call, location, shared, is_patient=True)
     row_bytes = len(target) * dtype.itemsize
     rows: list[Array] = []
     for index, count in enumerate(count_pieces(fold.lanes, arena.size)):
@@ -81,7 +82,7 @@ def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fo
             shown = arena.shelf.read(index, source, 0, count * row_bytes).view(dtype.numpy)
             rows.extend(shown.reshape(count, -1))
     fold.add_up(arena.index, arena.size, rows, dtype, target)
-    runner.meet(call)
+    runner.meet(call, is_patient=True)
 
 
 def fold_over_links(runner: LinkRunner, call: Call, own: Array, target: Array, fold: LaneFold) -> None:

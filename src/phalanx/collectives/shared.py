@@ -133,11 +133,18 @@ class ArenaRunner:
         self.meet(call)
         return made
 
-    def open(self, call: Call, source: Location | None = None, target: tuple[int, int] | None = None) -> Agreement:
+    def open(
+        self,
+        call: Call,
+        source: Location | None = None,
+        target: tuple[int, int] | None = None,
+        *,
+        is_patient: bool = False,
+    ) -> Agreement:
         """Begin a call: everybody says what it is, and must have said the same."""
         arena = self.arena
         arena.post(call.signature.pack(), source, target)
-        arena.wait(call.deadline, self._epoch, call)
+        arena.wait(call.deadline, self._epoch, call, is_patient=is_patient)
         posted = arena.posts()
         agreement = self._agreements.get(posted)
         if agreement is None:
@@ -146,9 +153,9 @@ class ArenaRunner:
             agreement = self._agreements[posted] = self._compare(call, posted)
         return agreement
 
-    def meet(self, call: Call) -> None:
+    def meet(self, call: Call, *, is_patient: bool = False) -> None:
         """Wait until every rank of the host has come this far."""
-        self.arena.meet(call.deadline, self._epoch, call)
+        self.arena.meet(call.deadline, self._epoch, call, is_patient=is_patient)
 
     def _compare(self, call: Call, posted: tuple[bytes, ...]) -> Agreement:
         posts = [Post.unpack(each) for each in posted]

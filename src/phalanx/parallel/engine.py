@@ -77,6 +77,7 @@ class Engine:
         named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
         self._parameters = [parameter for _, parameter in named]
         _check(named)
+        self._exchange.begin_alike([*model.named_parameters(), *model.named_buffers()])
         self._layout = _lay_out(named, buckets)
         self._blocks = Blocks(self._parameters, self._layout)
         self.optimizer = make_optimizer(self._blocks.leaves)
@@ -106,45 +107,30 @@ class Engine:
         ``samples`` gives the numbers of a lane's samples, for errors. Raises the same error on every rank, with the
         weights untouched, if a gradient is not finite or weights differ. ``wants_stop`` is passed on to all ranks.
         """
-        began, waited = time.perf_counter(), self._exchange.waited_s()
+        clock = _Clock(self._exchange)
         digest = self._digest.digest(self.step_number)
         try:
             self._compute(batches)
             self._summary.set_digest(self._exchange.rank, digest)
             self._summary.used[:] = self._run.used
             self._summary.stops[:] = wants_stop
-            computed = time.perf_counter()
+            clock.end_computing()
             self._traffic.share()
         except PhalanxError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, everybody hears of it
             self._fail(error)
-        summary = self._summary
-        if not summary.has_one_digest:
-            self._find_divergence()
-        norm = summary.norm
-        if not math.isfinite(norm) or not math.isfinite(summary.loss):
-            self._trace(batches, samples)
+        self._guard(batches, samples)
+        norm, loss = self._summary.norm, self._summary.loss
         if self._clip and (factor := self._clip / (norm + 1e-6)) < 1:  # as torch.nn.utils.clip_grad_norm_ does
             self._traffic.scale(factor)
-        exchanged = time.perf_counter()
-        waited = self._exchange.waited_s() - waited
-        self._exchange.commit(summary.loss, digest)
-        committed = time.perf_counter()
+        clock.end_exchange()
+        self._exchange.commit(loss, digest)
+        clock.end_waiting()
         self._apply()
-        blocked = exchanged - computed
-        waited = min(waited, blocked)
         self.step_number += 1
-        return Report(
-            step=self.step_number - 1,
-            loss=summary.loss,
-            norm=norm,
-            digest=digest,
-            wants_stop=bool(summary.stops[0]),
-            compute_s=computed - began + time.perf_counter() - committed,
-            exchange_s=blocked - waited,
-            wait_s=waited + committed - exchanged,
-        )
+        stops = bool(self._summary.stops[0])
+        return Report(self.step_number - 1, loss, norm, digest, stops, *clock.read())
 
     def evaluate(self, batches: Batches) -> float:
         """The mean loss over all lanes' batches, without dropout; the same bits for any number of ranks."""
@@ -207,6 +193,13 @@ class Engine:
 
     # Guard
 
+    def _guard(self, batches: Batches, samples: Callable[[int], tuple[int, ...]]) -> None:
+        """Halt unless all ranks have the same weights, and all values are finite."""
+        if not self._summary.has_one_digest:
+            self._find_divergence()
+        if not math.isfinite(self._summary.norm) or not math.isfinite(self._summary.loss):
+            self._trace(batches, samples)
+
     def _fail(self, error: Exception) -> NoReturn:
         """This rank's own program failed: everybody hears why."""
         words = "".join(traceback.format_exception(error))[-3000:]
@@ -259,6 +252,33 @@ class Engine:
         self.optimizer.step()
         slot = self._traffic.buffer_slot
         self._buffers.apply(slot.result if slot else None, self._summary.integers)
+
+
+class _Clock:
+    """Where the time of a step goes."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._waited_s = exchange.waited_s()
+        self._began = time.perf_counter()
+        self._computed = self._exchanged = self._committed = self._began
+
+    def end_computing(self) -> None:
+        self._computed = time.perf_counter()
+
+    def end_exchange(self) -> None:
+        self._waited_s = self._exchange.waited_s() - self._waited_s
+        self._exchanged = time.perf_counter()
+
+    def end_waiting(self) -> None:
+        self._committed = time.perf_counter()
+
+    def read(self) -> tuple[float, float, float]:
+        """Seconds of computing, of exchanging, and of waiting for others, which includes that the step counts."""
+        blocked = self._exchanged - self._computed
+        waited = min(self._waited_s, blocked)
+        computing = self._computed - self._began + time.perf_counter() - self._committed
+        return computing, blocked - waited, waited + self._committed - self._exchanged
 
 
 def _check(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from phalanx.buffers import Array, pieces
 from phalanx.collectives import Finish
 from phalanx.errors import ConfigError, Halted
 from phalanx.group import Group
+from phalanx.parallel.agree import broadcast, compare
 from phalanx.parallel.lanes import own_lanes
 
 
@@ -20,6 +22,9 @@ class Exchange(Protocol):
     lanes: int
     is_result_shared: bool
     """Whether all ranks see one and the same sum, so that each may change only its part of it."""
+
+    def begin_alike(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Make every rank's tensors equal to rank 0's, or raise ConfigError if they are not of the same shapes."""
 
     def allocate(self, rows: int, length: int) -> tuple[Array, Array]:
         """Zeroed f32 memory for the rows of a bucket, and for its sum."""
@@ -53,6 +58,11 @@ class GroupExchange:
         self._group = group
         own = own_lanes(self.lanes, self.size, self.rank)
         self._pieces = len(pieces(own.start, own.stop, self.lanes))
+
+    def begin_alike(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Compare names and shapes first, then copy."""
+        compare(named, self._group)
+        broadcast([tensor for _, tensor in named], self._group)
 
     def allocate(self, rows: int, length: int) -> tuple[Array, Array]:
         """In the arena, if there is one; a rank alone finds the sum in its first row."""

@@ -58,9 +58,9 @@ def reproduce(bundle: Path) -> Finding:
     torch.manual_seed(seed_of(config.train.seed, found.step, facts["lane"]))
     losses = []
     for number in range(len(found.files["batches"])):
-        value = compute(model, found.files["batches"][str(number)])
-        value.backward()
-        losses.append(float(value))
+        total, count = compute(model, found.files["batches"][str(number)])
+        total.backward()
+        losses.append(total.item() / count)
     bad = {
         name: (int((~torch.isfinite(parameter.grad)).sum()), parameter.numel())
         for name, parameter in model.named_parameters()

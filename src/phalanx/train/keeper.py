@@ -1,9 +1,12 @@
 """What rank 0 keeps of a run: its log, its checkpoints, and what came of it."""
 
+import math
 import time
+from typing import Self
 
 import msgspec
 
+from phalanx.errors import ConfigError
 from phalanx.parallel import Engine, digest_weights
 from phalanx.train.checkpoint import Checkpoint, prune, save
 from phalanx.train.config import Config
@@ -50,14 +53,12 @@ class Keeper:
         self._tokens = 0
         self._last: StepRecord | None = None
 
-    def keep(self, record: StepRecord, engine: Engine) -> None:
-        """Keep a step, and a checkpoint if it is time for one. An evaluation that is not on schedule is the last."""
+    def keep(self, record: StepRecord, engine: Engine, *, is_last: bool) -> None:
+        """Keep a step, and a checkpoint if it is the last or it is time for one."""
         self._log.append(record)
         self._last = record
         self._tokens += record.tokens
-        taken, run, train = record.step + 1, self._config.run, self._config.train
-        is_last = taken == train.steps or (record.eval_loss is not None and taken % train.eval_every != 0)
-        if is_last or taken % run.checkpoint_every == 0:
+        if is_last or (record.step + 1) % self._config.run.checkpoint_every == 0:
             self._save(record, engine)
 
     def conclude(self, engine: Engine) -> Result:
@@ -74,24 +75,36 @@ class Keeper:
             seconds=seconds,
             unigram_entropy=self._corpus.unigram_entropy(),
         )
-        if self._corpus.is_bytes:
-            written = generate(
-                engine.model,
-                list(_PROMPT),
-                _SAMPLE_TOKENS,
-                temperature=0.8,
-                seed=self._config.train.seed,
-                context=self._config.data.context,
-            )
-            self._run.sample.write_bytes(_PROMPT + bytes(written))
-        self._run.result.write_bytes(msgspec.json.encode(result))
-        self._log.close()
+        try:
+            if self._corpus.is_bytes:
+                self._run.sample.write_bytes(self._write_text(engine))
+            self._run.result.write_bytes(msgspec.json.encode(result))
+        except OSError as error:
+            words = f"cannot write what came of the run to {self._run.path}: {error.strerror}"
+            raise ConfigError(f"{words}; its last checkpoint is whole: make room, and use it") from error
         return result
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+
+    def _write_text(self, engine: Engine) -> bytes:
+        train, data = self._config.train, self._config.data
+        prompt = list(_PROMPT)
+        written = generate(engine.model, prompt, _SAMPLE_TOKENS, temperature=0.8, seed=train.seed, context=data.context)
+        return bytes(prompt + written)
+
     def _save(self, record: StepRecord, engine: Engine) -> None:
-        taken = record.step + 1
-        if record.eval_loss is not None and (self._best is None or record.eval_loss < self._best.eval_loss):
-            self._best = Best(taken, record.eval_loss)
-        facts = {"corpus": self._corpus.fingerprint(), "best": msgspec.to_builtins(self._best)}
+        taken, held_out = record.step + 1, math.inf if record.eval_loss is None else record.eval_loss
+        if held_out < (self._best.eval_loss if self._best else math.inf):  # which NaN is not
+            self._best = Best(taken, held_out)
+        corpus = self._corpus
+        facts = {
+            "corpus": corpus.fingerprint(),
+            "is_bytes": corpus.is_bytes,
+            "best": msgspec.to_builtins(self._best),
+        }
         save(self._run.checkpoints, Checkpoint(taken, engine.state(), facts))
         prune(self._run.checkpoints, self._config.run.keep, self._best.step if self._best else None)

@@ -10,7 +10,7 @@ from phalanx.buffers import even_part
 from phalanx.errors import ConfigError, RemoteError
 from phalanx.parallel import Engine, Exchange, Leaf
 from phalanx.train.checkpoint import Checkpoint
-from phalanx.train.config import Config
+from phalanx.train.config import Config, Device
 from phalanx.train.data import Corpus
 from phalanx.train.keeper import Keeper
 from phalanx.train.model import Transformer, loss
@@ -28,14 +28,24 @@ def make_model(config: Config, vocabulary: int, device: torch.device) -> Transfo
     return model
 
 
-def make_loss(config: Config, device: torch.device) -> Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]:
-    """The loss of a batch, in bf16 where the config says so."""
+def make_loss(
+    config: Config, device: torch.device
+) -> Callable[[torch.nn.Module, torch.Tensor], tuple[torch.Tensor, int]]:
+    """The total loss of a batch and how many sequences it has, in bf16 where the config says so."""
 
-    def compute(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def compute(model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         with torch.autocast(device.type, torch.bfloat16, enabled=config.train.autocast):
-            return loss(model, batch)
+            return loss(model, batch) * len(batch), len(batch)
 
     return compute
+
+
+def choose_device(device: Device) -> torch.device:
+    """The device that is meant, if there is one."""
+    has_gpu = torch.cuda.is_available()
+    if device is Device.CUDA and not has_gpu:
+        raise ConfigError("torch finds no GPU here: pass --device cpu")
+    return torch.device("cuda" if has_gpu and device is not Device.CPU else "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +90,10 @@ class Trainer:
         self._config = config
         self._exchange = exchange
         model = make_model(config, corpus.vocabulary, device)
-        compute = make_loss(config, device)
         self.lanes = Lanes(config, corpus, device)
         self.engine = Engine(
             model,
-            lambda network, batch: (compute(network, batch) * len(batch), len(batch)),
+            make_loss(config, device),
             self._make_optimizer,
             exchange,
             seed=config.train.seed,
@@ -97,9 +106,9 @@ class Trainer:
     def run(self, keeper: Keeper | None, wants_stop: Callable[[], bool] = lambda: False) -> bool:
         """Take all steps that are left; whether they were all taken before somebody wanted to stop."""
         try:
-            for record in self._steps(wants_stop):
+            for record, is_last in self._steps(wants_stop):
                 if keeper:
-                    keeper.keep(record, self.engine)
+                    keeper.keep(record, self.engine, is_last=is_last)
         except ConfigError as error:  # the disk is full, or the like: nobody can go on without this rank
             words = f"rank {self._exchange.rank} stopped at step {self.engine.step_number}: {error}"
             self._exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self._exchange.rank))
@@ -108,7 +117,8 @@ class Trainer:
             self.engine.close()
         return self.engine.step_number == self._config.train.steps
 
-    def _steps(self, wants_stop: Callable[[], bool]) -> Iterator[StepRecord]:
+    def _steps(self, wants_stop: Callable[[], bool]) -> Iterator[tuple[StepRecord, bool]]:
+        """What came of each step, and whether it was the last."""
         train = self._config.train
         for step in range(self.engine.step_number, train.steps):
             began = time.perf_counter()
@@ -123,7 +133,7 @@ class Trainer:
             is_last = report.wants_stop or step + 1 == train.steps
             is_due = is_last or (step + 1) % train.eval_every == 0
             seconds = time.perf_counter() - began
-            yield StepRecord(
+            record = StepRecord(
                 step=step,
                 loss=report.loss,
                 loss_bits=float_bits(report.loss),
@@ -138,6 +148,7 @@ class Trainer:
                 seconds=seconds,
                 eval_loss=self.engine.evaluate(self.lanes.held_out) if is_due else None,
             )
+            yield record, is_last
             if is_last:
                 return
 

@@ -81,6 +81,17 @@ class RunDir:
         """The folder of bundles from which a step that halted the run can be repeated."""
         return self.path / "halts"
 
+    def change_config(self, text: str) -> None:
+        """Replace the config; if that fails, the old one stays."""
+        beside = self.path / f".{self.config.name}.new"
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(self.config)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise ConfigError(f"cannot write to {self.path}: {error.strerror}; see to that, then go on") from error
+
     def _write(self, config_text: str, environment: Mapping[str, str | int]) -> None:
         try:
             self.config.write_text(config_text, encoding="utf-8")

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.errors import DeadlineExceeded, PeerLost
+from phalanx.transport import futex
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch, Wait
 from phalanx.transport.segment import PAGE_BYTES, Place, Segment, map_segment
@@ -43,7 +44,9 @@ _NO_TARGET = (0, _NOWHERE)
 
 _SPINS = 100
 _YIELDS = 100  # not more: on a crowded machine a single one may take milliseconds
-_FIRST_NAP_S, _LONGEST_NAP_S = 20e-6, 1e-3
+_NAP_S = 5e-3  # who naps is woken, so this is how often to look whether the epoch still holds
+_FIRST_NAP_S, _LONGEST_NAP_S = (_NAP_S, _NAP_S) if futex.IS_THERE else (20e-6, 1e-3)
+_COUNT, _HAS_CLOSED, _IS_NAPPING = range(3)  # the first words of a board
 
 _STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686")
 _barrier = threading.Lock()
@@ -98,6 +101,7 @@ class Arena:
             for position, place in enumerate(boards)
         ]
         self._counts = [memoryview(board).cast("Q") for board in self._boards]
+        self._addresses = [np.frombuffer(board, np.uint8).ctypes.data for board in self._boards]
         shared = seat.results.memory if index == 0 else map_segment(results, writable=True)
         self._stages = [_stages(board, PAGE_BYTES) for board in self._boards]
         self._results = _stages(shared, 0)
@@ -129,20 +133,27 @@ class Arena:
         """Come to the next meeting without waiting for the others."""
         _order_memory()
         self._meetings += 1
-        self._counts[self.index][0] = self._meetings
+        self._counts[self.index][_COUNT] = self._meetings
+        for count in self._counts:
+            if count[_IS_NAPPING]:  # seen too late, it costs who naps one nap
+                futex.wake(self._addresses[self.index])
+                break
 
-    def wait(self, deadline: Deadline, epoch: Epoch, during: object) -> None:
-        """Wait until all ranks of the host have come to the meeting this rank came to last."""
+    def wait(self, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool = False) -> None:
+        """Wait until all ranks of the host have come to the meeting this rank came to last.
+
+        Who ``is_patient`` naps at once, and leaves the core to others: to the thread that computes, for example.
+        """
         meeting = self._meetings
         for index, count in enumerate(self._counts):
-            if count[0] < meeting:
-                self._wait_for(index, meeting, deadline, epoch, during)
+            if count[_COUNT] < meeting:
+                self._wait_for(index, meeting, deadline, epoch, during, is_patient=is_patient)
         _order_memory()
 
-    def meet(self, deadline: Deadline, epoch: Epoch, during: object) -> None:
+    def meet(self, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool = False) -> None:
         """Come to the next meeting and wait for everybody: what they wrote before it can be read after it."""
         self.arrive()
-        self.wait(deadline, epoch, during)
+        self.wait(deadline, epoch, during, is_patient=is_patient)
 
     # Runs
 
@@ -161,18 +172,20 @@ class Arena:
 
     def close(self) -> None:
         """Say so on the board, and give up the names of what lies here; arrays that use the memory keep it alive."""
-        self._counts[self.index][1] = 1
+        self._counts[self.index][_HAS_CLOSED] = 1
         self.shelf.close()
 
-    def _wait_for(self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object) -> None:
+    def _wait_for(
+        self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool
+    ) -> None:
         count = self._counts[index]
-        for _ in range(self._spins):
-            if count[0] >= meeting:
+        for _ in range(0 if is_patient else self._spins):
+            if count[_COUNT] >= meeting:
                 return
         began = time.perf_counter()
-        for _ in range(_YIELDS):
+        for _ in range(0 if is_patient else _YIELDS):
             os.sched_yield()
-            if count[0] >= meeting:
+            if count[_COUNT] >= meeting:
                 break
         else:
             self._nap_until(index, meeting, deadline, epoch, during)
@@ -180,19 +193,24 @@ class Arena:
 
     def _nap_until(self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object) -> None:
         count, rank, nap_s = self._counts[index], self.ranks[index], _FIRST_NAP_S
-        while count[0] < meeting:
-            epoch.begin_wait(Wait(self._late(meeting), during))
-            epoch.check()
-            if (count[1] or rank in epoch.left) and count[0] < meeting:
-                raise PeerLost(f"rank {rank} left the group before {during}", peer=rank)
-            if deadline.has_passed:
-                raise self._overdue(meeting, deadline, during)
-            time.sleep(nap_s)
-            nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        own = self._counts[self.index]
+        own[_IS_NAPPING] = 1
+        try:
+            while (come := count[_COUNT]) < meeting:
+                epoch.begin_wait(Wait(self._late(meeting), during))
+                epoch.check()
+                if (count[_HAS_CLOSED] or rank in epoch.left) and count[_COUNT] < meeting:
+                    raise PeerLost(f"rank {rank} left the group before {during}", peer=rank)
+                if deadline.has_passed:
+                    raise self._overdue(meeting, deadline, during)
+                futex.sleep_while(self._addresses[index], come, nap_s)
+                nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        finally:
+            own[_IS_NAPPING] = 0
         epoch.end_wait()
 
     def _late(self, meeting: int) -> tuple[int, ...]:
-        return tuple(rank for rank, count in zip(self.ranks, self._counts, strict=True) if count[0] < meeting)
+        return tuple(rank for rank, count in zip(self.ranks, self._counts, strict=True) if count[_COUNT] < meeting)
 
     def _overdue(self, meeting: int, deadline: Deadline, during: object) -> DeadlineExceeded:
         late = self._late(meeting)

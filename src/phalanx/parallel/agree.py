@@ -1,0 +1,62 @@
+"""Beginning alike: models are compared before they are trained together, and tensors made equal to one rank's."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.group import Group
+
+_BATCH_BYTES = 4 << 20
+_NOTHING = "nothing more"
+
+
+def compare(named: Iterable[tuple[str, torch.Tensor]], group: Group, *settings: str) -> None:
+    """Return if all ranks' tensors have the same names, shapes and types, and their ``settings`` the same words.
+
+    Else every rank raises the same ``ConfigError``, which names the first difference and both ranks.
+    """
+    lines = [*settings, *(_describe(name, tensor) for name, tensor in named)]
+    text = np.frombuffer("\n".join(lines).encode(), np.uint8)
+    digests = group.all_gather(np.frombuffer(hashlib.blake2b(text.tobytes(), digest_size=32).digest(), np.uint8))
+    odd = [rank for rank, digest in enumerate(digests) if (digest != digests[0]).any()]
+    if not odd:
+        return
+    texts = [each.tobytes().decode().split("\n") for each in group.all_gather_unequal(text)]
+    pairs = zip_longest(texts[0], texts[odd[0]], fillvalue=_NOTHING)
+    first, other = next((ours, theirs) for ours, theirs in pairs if ours != theirs)
+    raise ConfigError(
+        f"the ranks' models differ: rank 0 has {first}, where rank {odd[0]} has {other}: make the same model everywhere"
+    )
+
+
+def broadcast(tensors: Iterable[torch.Tensor], group: Group, root: int = 0) -> None:
+    """Make every rank's tensors, of any type and on any device, equal to those of the ``root``."""
+    for batch in _batches(tensors):
+        flat = torch.cat([each.reshape(-1) for each in batch]).cpu()
+        group.broadcast(flat.view(torch.uint8).numpy(), root)
+        if group.rank != root:
+            for tensor, content in zip(batch, flat.split([each.numel() for each in batch]), strict=True):
+                tensor.copy_(content.view(tensor.shape))
+
+
+def _describe(name: str, tensor: torch.Tensor) -> str:
+    kind = "buffer"
+    if isinstance(tensor, torch.nn.Parameter):
+        kind = "parameter" if tensor.requires_grad else "frozen parameter"
+    return f"{kind} {name} of {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _batches(tensors: Iterable[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
+    """Tensors of one type and device, a few megabytes at a time: many small ones cost as many calls."""
+    alike: dict[object, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        content = tensor.data  # not detach(): a graph that still knows the old values shall not object to new ones
+        batch = alike.setdefault((content.dtype, content.device), [])
+        batch.append(content)
+        if sum(each.nbytes for each in batch) >= _BATCH_BYTES:
+            yield alike.pop((content.dtype, content.device))
+    yield from alike.values()
