@@ -1,8 +1,12 @@
 """Running ranks in processes of their own, since torch has one random state a process."""
 
+import os
+
 import torch
 
 from phalanx.testing import World
+
+DEVICE = os.environ.get("PHALANX_TEST_DEVICE", "cpu")
 
 # torch imports much when the first optimizer is made: once here, not in every process that is forked.
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from spread import of_all, spread
+from spread import DEVICE, of_all, spread
 
 from phalanx.group import alone
 from phalanx.parallel import Engine, digest_weights
@@ -42,14 +42,16 @@ def batches_of(step, micro=1, size=4):
     def batches(lane):
         generator = torch.Generator().manual_seed(1000 * step + lane)
         x = torch.randn(micro, size, WIDTH, generator=generator)
-        return [(each, each.sum(1, keepdim=True), lane) for each in x]
+        return [(each, each.sum(1, keepdim=True), lane) for each in x.to(DEVICE)]
 
     return batches
 
 
 def make_engine(group, *, seed=7, clip=0.0, optimizer=torch.optim.AdamW, loss=loss, model=Toy):
     torch.manual_seed(seed)
-    return Engine(model(), loss, lambda leaves: optimizer([leaf.block for leaf in leaves], lr=0.01), group, clip=clip)
+    return Engine(
+        model().to(DEVICE), loss, lambda leaves: optimizer([leaf.block for leaf in leaves], lr=0.01), group, clip=clip
+    )
 
 
 def train(engine, steps, micro=1):

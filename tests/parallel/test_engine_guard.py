@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from spread import of_all, spread
+from spread import DEVICE, of_all, spread
 
 from phalanx.errors import ConfigError, NonFiniteGradient, RemoteError, WeightsDiverged
 from phalanx.group import alone
@@ -15,7 +15,7 @@ LANES = 8
 
 def make_engine(group, loss, **options):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)).to(DEVICE)
     return Engine(
         model, loss, lambda leaves: torch.optim.AdamW([leaf.block for leaf in leaves], lr=0.01), group, **options
     )
@@ -27,7 +27,7 @@ def square(model, batch):
 
 def batches_of(step):
     def batches(lane):
-        return [torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + lane))]
+        return [torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + lane)).to(DEVICE)]
 
     return batches
 

@@ -27,6 +27,7 @@ def step(
     batch: Annotated[int, typer.Option(help="Sequences of each worker and step.", min=1)] = 1,
     width: Annotated[int, typer.Option(help="Of the model; 384 gives about 11 M parameters.")] = 384,
     *,
+    fused: Annotated[bool, typer.Option("--fused", help="Use AdamW(fused=True), not torch's default.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Measure training steps of a small transformer in several systems, taking turns in one run.
@@ -37,7 +38,8 @@ def step(
     wanted, groups = parse_step_systems(systems), parse_ranks(ranks)
     make_config(width)
     for size in groups:
-        found = _measure(size, wanted, {"rounds": rounds, "tokens": tokens, "batch": batch, "width": width})
+        numbers = {"rounds": rounds, "tokens": tokens, "batch": batch, "width": width}
+        found = _measure(size, wanted, numbers, is_fused=fused)
         if as_json:
             for row in found:
                 print(msgspec.json.encode(row).decode(), flush=True)
@@ -45,11 +47,12 @@ def step(
             _print(found, tokens, batch)
 
 
-def _measure(ranks: int, systems: list[StepSystem], numbers: dict[str, int]) -> list[Row]:
+def _measure(ranks: int, systems: list[StepSystem], numbers: dict[str, int], *, is_fused: bool) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder:
         out = Path(folder) / "rows"
         arguments = ["--systems", ",".join(system.value for system in systems), "--ranks", str(ranks)]
         arguments += [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
+        arguments += ["--fused"] if is_fused else []
         arguments += ["--meeting", str(Path(folder) / "gloo"), "--out", str(out)]
         program = local.Program(
             name="phalanx.cli.bench_step_worker", arguments=tuple(arguments), is_module=True, workers=ranks

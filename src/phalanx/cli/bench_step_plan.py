@@ -24,10 +24,7 @@ class StepSystem(Enum):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """The figures of one system: the median step, and what it costs over one without exchange, if that was measured.
-
-    ``peak_bytes`` is the most memory of its own that a rank has held.
-    """
+    """The figures of one system: the median step, and what it costs over one without exchange, if that was measured."""
 
     system: str
     ranks: int

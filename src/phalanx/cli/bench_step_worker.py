@@ -4,6 +4,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,12 +31,13 @@ def main() -> None:
     parser.add_argument("--systems", type=lambda text: [StepSystem(name) for name in text.split(",")], required=True)
     for name in ("--ranks", "--rounds", "--tokens", "--batch", "--width"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--fused", action="store_true")
     parser.add_argument("--meeting", required=True)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with phalanx.connect(lanes=asked.ranks) as group, _gloo(group, asked.systems, asked.meeting):
-        steps = {system: _prepare(system, group, asked.width) for system in asked.systems}
+        steps = {system: _prepare(system, group, asked) for system in asked.systems}
         seconds = _take_turns(steps, group, asked)
         if group.rank == 0:
             parameters = count_parameters(make_config(asked.width), _VOCABULARY)
@@ -59,24 +61,25 @@ def _take_turns(
     return dict(zip(steps, slowest.tolist(), strict=True))
 
 
-def _prepare(system: StepSystem, group: Group, width: int) -> Step:
+def _prepare(system: StepSystem, group: Group, asked: argparse.Namespace) -> Step:
     """A step of this system, over a model and an optimizer of its own; they are alike in all systems."""
     torch.manual_seed(0)
-    model = Transformer(make_config(width), _VOCABULARY)
+    model = Transformer(make_config(asked.width), _VOCABULARY)
+    make_optimizer = partial(torch.optim.AdamW, lr=1e-3, fused=asked.fused)
     match system:
         case StepSystem.ENGINE:
-            engine = Engine(model, loss, lambda leaves: _adam([leaf.block for leaf in leaves]), group)
+            engine = Engine(model, loss, lambda leaves: make_optimizer([leaf.block for leaf in leaves]), group)
             return lambda batch: engine.step(lambda _: [batch])
         case StepSystem.DATA_PARALLEL:
-            return _plain_loop(DataParallel(model, group))
+            return _plain_loop(DataParallel(model, group), make_optimizer)
         case StepSystem.DDP_GLOO:
-            return _plain_loop(DistributedDataParallel(model))
+            return _plain_loop(DistributedDataParallel(model), make_optimizer)
         case StepSystem.NO_EXCHANGE:
-            return _plain_loop(model)
+            return _plain_loop(model, make_optimizer)
 
 
-def _plain_loop(model: torch.nn.Module) -> Step:
-    optimizer = _adam(list(model.parameters()))
+def _plain_loop(model: torch.nn.Module, make_optimizer: Callable[..., torch.optim.Optimizer]) -> Step:
+    optimizer = make_optimizer(model.parameters())
 
     def step(batch: torch.Tensor) -> None:
         loss(model, batch).backward()
@@ -84,10 +87,6 @@ def _plain_loop(model: torch.nn.Module) -> Step:
         optimizer.zero_grad()
 
     return step
-
-
-def _adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
 @contextmanager

@@ -112,7 +112,8 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
     if tls := launch.credentials.tls:
         told |= dict(zip(_TLS_NAMES, map(str, (tls.cert, tls.key, tls.ca)), strict=True))
     inherited = {name: value for name, value in os.environ.items() if name not in _SUPERSEDED}
-    return {"OMP_NUM_THREADS": str(threads), **inherited, **told}
+    # Without the second, cuBLAS may add up in another order each time.
+    return {"OMP_NUM_THREADS": str(threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **inherited, **told}
 
 
 def parse_over(text: str, name: str) -> Over:
