@@ -132,3 +132,40 @@ def test_a_run_directory_is_opened_without_torch():
     imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
     assert imported == "False\n"
+
+
+def test_a_config_is_changed_as_a_whole_or_not_at_all(tmp_path):
+    run = RunDir.create(tmp_path / "run", "old", WHERE)
+
+    def change_without_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2, 2))
+        with pytest.raises(ConfigError, match=r"^cannot write to .*/run: File too large; see to that, then go on$"):
+            run.change_config("newer")
+
+    status = wait(fork(change_without_room))
+    before = run.config.read_text(encoding="utf-8")
+    run.change_config("newer")
+
+    assert (status, before, run.config.read_text(encoding="utf-8")) == (0, "old", "newer")
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.toml", "environment.json"]
+
+
+def test_a_run_is_trained_by_one_at_a_time(tmp_path):
+    run = RunDir.create(tmp_path / "run", "", WHERE)
+    words = f"^somebody is training in {run.path}: stop that, or wait until it ends$"
+
+    with run.hold(), pytest.raises(ConfigError, match=words), RunDir.open(run.path).hold():
+        pass
+    with run.hold():
+        is_free_again = True
+
+    assert is_free_again
+
+
+def test_a_run_that_cannot_be_written_cannot_be_held(tmp_path):
+    run = RunDir.create(tmp_path / "run", "", WHERE)
+    run.environment.unlink()
+    run.environment.mkdir()
+
+    with pytest.raises(ConfigError, match=r"^cannot write to .*/run: Is a directory; see to that"), run.hold():
+        pass

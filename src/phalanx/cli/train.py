@@ -77,8 +77,10 @@ def train(
         return
     corpus = open_corpus(config.data)
     _check_device(config)
-    start = _rewind(old, config, corpus, from_step) if old else None
-    status = _run(old or _create(config), config, corpus, start, as_json=as_json)
+    run = old or _create(config)
+    with run.hold():
+        start = _rewind(run, config, corpus, from_step) if old else None
+        status = _run(run, config, corpus, start, as_json=as_json)
     raise typer.Exit(status)
 
 

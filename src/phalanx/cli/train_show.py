@@ -40,7 +40,8 @@ def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
         print(msgspec.json.encode({name: result[name] for name in names} | {"run_dir": str(run.path)}).decode())
         return is_complete
     entropy, loss = result["unigram_entropy"], result["eval_loss"]
-    print(f"\n{result['steps']} steps in {result['seconds']:.0f} s, {result['tokens_per_s']:,.0f} tokens/s")
+    steps = f"{result['steps']} step{'s' if result['steps'] > 1 else ''}"
+    print(f"\n{steps} in {result['seconds']:.0f} s, {result['tokens_per_s']:,.0f} tokens/s")
     held_out = "not finite" if loss is None else f"{loss:.3f} nats a token"
     print(f"loss   {held_out} on held-out text, against {entropy:.3f} for knowing only its letters")
     print(f"digest {result['digest'][:16]}, the same for any number of workers")

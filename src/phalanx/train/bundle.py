@@ -45,6 +45,8 @@ class Finding:
 
 def reproduce(bundle: Path) -> Finding:
     """Compute the lane again, as it was computed then."""
+    if not bundle.name.startswith("step-"):
+        raise ConfigError(f"{bundle} is no bundle: name a folder in the halts of a run")
     found = load(bundle)
     facts = found.facts
     if "lane" not in facts:

@@ -1,10 +1,11 @@
 """The directory of a run: where everything that it leaves behind lies."""
 
 import contextlib
+import fcntl
 import importlib.metadata
 import platform
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,6 +82,19 @@ class RunDir:
         """The folder of bundles from which a step that halted the run can be repeated."""
         return self.path / "halts"
 
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep everybody else from training in this directory until the block ends, or this process does."""
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(self.environment.open("ab"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(f"somebody is training in {self.path}: stop that, or wait until it ends") from error
+            except OSError as error:
+                raise self._refusal(error) from error
+            yield
+
     def change_config(self, text: str) -> None:
         """Replace the config; if that fails, the old one stays."""
         beside = self.path / f".{self.config.name}.new"
@@ -90,7 +104,10 @@ class RunDir:
         except OSError as error:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-            raise ConfigError(f"cannot write to {self.path}: {error.strerror}; see to that, then go on") from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> ConfigError:
+        return ConfigError(f"cannot write to {self.path}: {error.strerror}; see to that, then go on")
 
     def _write(self, config_text: str, environment: Mapping[str, str | int]) -> None:
         try:

@@ -1,0 +1,79 @@
+"""What a worker of ``phalanx train`` does: it joins the others, trains with them, and rank 0 keeps what comes of it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import msgspec
+import torch
+
+import phalanx
+from phalanx.coordinator import WorkerClient
+from phalanx.errors import ConfigError, NonFiniteGradient
+from phalanx.group import enlist
+from phalanx.launch.connect import make_join
+from phalanx.launch.env import read_launch
+from phalanx.parallel import Exchange, GroupExchange, StarExchange
+from phalanx.train.bundle import write_bundle
+from phalanx.train.checkpoint import Checkpoint, load_for_resume
+from phalanx.train.config import Config, Transport, parse_config
+from phalanx.train.data import open_corpus
+from phalanx.train.keeper import Best, Keeper
+from phalanx.train.loop import Trainer, choose_device, make_model
+from phalanx.train.parts import list_parts
+from phalanx.train.rundir import RunDir
+from phalanx.wire import Address
+
+_TIMEOUT_S = 600.0
+
+
+def work(run: RunDir, from_step: int | None, star: Address | None, wants_stop: Callable[[], bool]) -> None:
+    """Train to the end, or until somebody wants to stop. ``star`` is where the gradient server is, if there is one."""
+    config = parse_config(run.config.read_text(encoding="utf-8"))
+    torch.set_num_threads(config.run.threads_per_worker)
+    device = choose_device(config.run.device)
+    torch.use_deterministic_algorithms(device.type == "cuda")  # on a CPU all that is used here is so anyway
+    corpus = open_corpus(config.data)
+    start = None if from_step is None else load_for_resume(run.checkpoints, from_step)
+    with _join(config, star, start, corpus.vocabulary) as exchange:
+        trainer = Trainer(config, corpus, exchange, device, start)
+        best = msgspec.convert(start.facts["best"], Best | None) if start else None
+        with Keeper(run, config, corpus, best) if exchange.rank == 0 else nullcontext() as keeper:
+            try:
+                trainer.run(keeper, wants_stop)
+            except NonFiniteGradient as error:
+                if error.rank == exchange.rank:
+                    _bundle(run, trainer, error)
+                raise
+            if keeper:
+                keeper.conclude(trainer.engine)
+
+
+def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
+    try:
+        where = write_bundle(run, trainer, error)
+    except ConfigError as refusal:  # what halted the run is said in any case
+        print(f"it cannot be kept for phalanx reproduce: {refusal}", file=sys.stderr)
+    else:
+        print(f"to look into it: phalanx reproduce {where}", file=sys.stderr)
+
+
+@contextmanager
+def _join(config: Config, star: Address | None, start: Checkpoint | None, vocabulary: int) -> Iterator[Exchange]:
+    """The others, through whatever they are reached by."""
+    lanes, step = config.train.lanes, start.step if start else 0
+    if star is None:
+        over = "tcp" if config.run.transport is Transport.TCP else "auto"
+        with phalanx.connect(timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step) as group:
+            if config.run.transport is Transport.ARENA and len(group.hosts) > 1:
+                raise ConfigError("workers cannot share memory here: pass --transport auto or tcp")
+            yield GroupExchange(group)
+        return
+    launch = read_launch()
+    assert launch, "phalanx train starts its workers itself"
+    parts = [part.what for part in list_parts(make_model(config, vocabulary, torch.device("meta")))]
+    with WorkerClient(star, credentials=launch.credentials, lanes=lanes, timeout_s=_TIMEOUT_S) as client:
+        join = replace(make_join(launch, _TIMEOUT_S), rank=client.worker, lanes=lanes, step=step)
+        with enlist(join) as member:
+            yield StarExchange(member, client, parts)

@@ -1,0 +1,77 @@
+"""A disk that is full while a run writes: it ends with a sentence, and what was written before stays whole."""
+
+import re
+import resource
+
+import pytest
+from training import LIMIT_S, bits_of, call, checkpoints_of, read_until, train, training, workers_of, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]  # real processes, all of them
+
+STEPS = 60
+CHECKPOINT_BYTES = 30_000  # less than the weights take, and more than the log
+LOG_BYTES = 2_000  # less than the log has by then
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return write_config(tmp_path_factory.mktemp("disk"))
+
+
+@pytest.fixture(scope="module")
+def digest(config):
+    """That of a run whose disk has room."""
+    return train(config, "--steps", STEPS, "--run-dir", config.parent / "whole")["digest"]
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "words"),
+    [
+        (
+            CHECKPOINT_BYTES,
+            "cannot write checkpoint {run}/checkpoints/step-000000.0: File too large; earlier checkpoints",
+        ),
+        (
+            LOG_BYTES,
+            "cannot write step .. to {run}/steps.jsonl: File too large; make room, then go on with --resume {run}",
+        ),
+    ],
+)
+def test_a_run_that_cannot_write_ends_with_a_sentence_and_goes_on_when_it_can(
+    config, digest, tmp_path, limit_bytes, words
+):
+    run = tmp_path / "run"
+    options = ["--set", "run.checkpoint_every=10", "--set", "run.keep=100"]
+
+    with training(config, "--steps", STEPS, "--workers", 2, "--run-dir", run, *options) as process:
+        read_until(process, "step 12 ")
+        resource.prlimit(workers_of(process)[0], resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        _, err = process.communicate()
+    found = checkpoints_of(run)
+    steps = len(bits_of(run))
+    result = train("--resume", run)
+
+    sentence = words.format(run=re.escape(str(run)))
+    assert process.returncode == 1
+    assert re.search(rf"^\[rank 0\] phalanx\.errors\.ConfigError: {sentence}", err, re.MULTILINE), err
+    assert re.search(
+        rf"^\[rank 1\] phalanx\.errors\.RemoteError: rank 0 stopped at step \d\d: {sentence}", err, re.MULTILINE
+    )
+    assert "phalanx: rank 0 failed first" in err
+    assert "Traceback" not in err
+    assert (found[0], found[-1] <= steps < STEPS) == (10, True)
+    assert result["digest"] == digest
+
+
+def test_a_config_that_cannot_be_written_stops_a_resumption_before_anything_is_changed(config, digest, tmp_path):
+    run = config.parent / "whole"
+    before = (run / "config.toml").read_bytes(), bits_of(run), checkpoints_of(run)
+
+    ended = call(
+        *("train", "--resume", run, "--steps", STEPS + 1, "--from-step", STEPS),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+    )
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"phalanx: cannot write to {run}: File too large; see to that, then go on\n"
+    assert ((run / "config.toml").read_bytes(), bits_of(run), checkpoints_of(run)) == before

@@ -1,0 +1,122 @@
+"""Runs that are stopped or killed, and go on elsewhere as if nothing had happened."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from launching import Watched
+from training import (
+    LIMIT_S,
+    bits_of,
+    call,
+    checkpoints_of,
+    read_until,
+    train,
+    training,
+    wait_until,
+    workers_of,
+    write_config,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]  # real processes, all of them
+
+STEPS = 60  # enough for a signal to come in between, on a busy machine too
+END_S = 30  # for processes to notice that another is gone
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return write_config(tmp_path_factory.mktemp("stops"))
+
+
+@pytest.fixture(scope="module")
+def whole(config):
+    """The digest of a run that nobody has stopped, and where it is kept."""
+    run = config.parent / "whole"
+    return train(config, "--steps", STEPS, "--run-dir", run)["digest"], run
+
+
+def go_on(run, *options):
+    """Go on with a run to its end, and return the digest."""
+    result = train("--resume", run, *options)
+    assert result["steps"] == STEPS
+    return result["digest"]
+
+
+def maps_of(pid):
+    """The files that a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "after"),
+    [(signal.SIGINT, 2, ["--workers", 3, "--transport", "tcp"]), (signal.SIGTERM, 3, ["--workers", 1])],
+)
+def test_a_run_that_is_asked_to_stop_saves_itself_and_goes_on_with_other_workers(
+    config, whole, tmp_path, number, before, after
+):
+    digest, reference = whole
+    run = tmp_path / "run"
+    options = ["--set", "train.eval_every=1", "--set", "run.checkpoint_every=1000"]
+
+    with training(config, "--steps", STEPS, "--workers", before, "--run-dir", run, *options) as process:
+        read_until(process, "step 12 ")
+        process.send_signal(number)
+        out, err = process.communicate()
+    steps = len(bits_of(run))
+    found = checkpoints_of(run)
+    digest_after = go_on(run, *after)
+
+    verdict = call("verify", reference, run)
+    assert (process.returncode, err) == (130, "")
+    assert out.endswith(f"\nstopped early; go on with: phalanx train --resume {run}\n")
+    assert (12 <= steps < STEPS, found) == (True, [steps])
+    assert (digest_after, bits_of(run)) == (digest, bits_of(reference))
+    assert (verdict.returncode, verdict.stdout) == (0, f"the same for all {STEPS} steps, bit for bit\n")
+
+
+def test_a_run_that_is_stopped_while_it_starts_takes_a_step_and_saves_it(config, tmp_path):
+    run = tmp_path / "run"
+
+    with training(config, "--steps", STEPS, "--run-dir", run) as process:
+        read_until(process, "run ")
+        wait_until(process, lambda: "libtorch" in "".join(map(maps_of, workers_of(process))))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+
+    assert (process.returncode, err) == (130, "")
+    assert out.endswith(f"\nstopped early; go on with: phalanx train --resume {run}\n")
+    assert 1 <= len(bits_of(run)) == checkpoints_of(run)[-1] < STEPS
+
+
+def test_a_worker_that_is_killed_ends_the_run_which_names_it_and_can_go_on(config, whole, tmp_path):
+    digest, reference = whole
+    run = tmp_path / "run"
+
+    with training(config, "--steps", STEPS, "--workers", 3, "--run-dir", run) as process:
+        read_until(process, "step 12 ")
+        workers = workers_of(process)
+        watched = Watched(workers)
+        os.kill(workers[1], signal.SIGKILL)
+        left = watched.left_after(END_S)
+        _, err = process.communicate()
+
+    assert (len(workers), left, process.returncode) == (3, [], 128 + signal.SIGKILL)
+    assert "phalanx: rank 1 failed first: it was killed by SIGKILL" in err
+    assert err.endswith(f"\nphalanx train: go on from the last checkpoint with --resume {run}\n")
+    assert (go_on(run, "--workers", 2), bits_of(run)) == (digest, bits_of(reference))
+
+
+def test_nothing_is_left_running_when_the_launcher_and_its_gradient_server_are_killed(config, whole, tmp_path):
+    digest, reference = whole
+    run = tmp_path / "run"
+
+    with training(config, "--steps", STEPS, "--workers", 2, "--transport", "star", "--run-dir", run) as process:
+        read_until(process, "step 12 ")
+        watched = Watched(workers_of(process))
+        process.kill()
+        left = watched.left_after(END_S)
+
+    assert left == []
+    assert (go_on(run, "--workers", 1), bits_of(run)) == (digest, bits_of(reference))
