@@ -131,3 +131,33 @@ def test_ranks_that_do_something_else_are_told(over):
             group.fold_lanes(rows, out, lanes=2) if group.rank else group.all_reduce(np.zeros(LENGTH, np.float32))
 
     World(2, over).run(work)
+
+
+class Elsewhere:
+    """A piece that lies in other memory, and notes what it is asked for."""
+
+    def __init__(self, values):
+        self.values = values
+        self.asked = []
+
+    def __getitem__(self, block):
+        self.asked.append((block.start, block.stop))
+        return self.values[block]
+
+
+@pytest.mark.parametrize("over", ["memory", "arena"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_a_rank_adds_up_itself_need_not_be_shown(over, size):
+    cuts = blocks(LENGTH, 64)
+
+    def work(group):
+        rows, out = group.allocate((1, LENGTH)), group.allocate(LENGTH, shared=True)
+        own = even_part(len(cuts), group.size, group.rank)
+        rows[0] = lane_values(group.rank)
+        for cut in cuts[own]:
+            rows[0, cut] = np.nan
+        piece = Elsewhere(lane_values(group.rank))
+        group.fold_lanes(rows, out, lanes=group.size, blocks=cuts, own=piece)
+        return out.tobytes(), piece.asked == [(cut.start, cut.stop) for cut in cuts[own]]
+
+    assert World(size, over).run(work) == [(tree_sum(size).tobytes(), True)] * size

@@ -84,6 +84,24 @@ def test_one_digest_for_any_number_of_workers(size, over, alone_result):
     assert run(size, over, steps=30, micro=2, clip=0.5) == alone_result
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_lane_a_worker_is_handed_over_as_it_is_and_gives_the_same(size):
+    def work(group):
+        engine = make_engine(group, clip=0.5)
+        reports = train(engine, 10, micro=2)
+        losses = [(each.loss.hex(), each.norm.hex()) for each in reports]
+        return f"{engine._traffic.is_direct} {losses} {digest_of(engine)}"
+
+    over_arena, over_tcp = (
+        of_all(spread(size, work, "arena", lanes=size)),
+        of_all(spread(size, work, "tcp", lanes=size)),
+    )
+
+    assert over_arena.startswith("True")
+    assert over_tcp.startswith("False")
+    assert over_arena.split()[1:] == over_tcp.split()[1:] == of_all(spread(1, work, lanes=size)).split()[1:]
+
+
 def test_ranks_on_two_hosts_get_the_same(alone_result):
     def work(group):
         engine = make_engine(group, clip=0.5)

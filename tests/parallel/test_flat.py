@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.parallel.flat import BLOCK, Entry, arrange, lay_out
+from phalanx.parallel.flat import BLOCK, CUT, Entry, arrange, lay_out
 
 sizes = st.lists(st.integers(0, 3 * BLOCK), min_size=1, max_size=12)
 
@@ -26,23 +26,39 @@ def test_blocks_cover_every_element_of_every_parameter_once(lengths, bucket_elem
 
 
 @given(sizes, st.integers(1, 4 * BLOCK))
-def test_cuts_cover_the_bucket_and_begin_where_their_blocks_do(lengths, bucket_elements):
-    for bucket in lay_out(entries_of(lengths), bucket_elements).buckets:
-        ends = [0, *(cut.stop for cut in bucket.cuts)]
+def test_cuts_cover_every_place_and_never_two(lengths, bucket_elements):
+    layout = lay_out(entries_of(lengths), bucket_elements)
 
-        assert [cut.start for cut in bucket.cuts] == ends[:-1]
-        assert ends[-1] == bucket.length
-        for block, cut in zip(bucket.blocks, bucket.cuts, strict=True):
-            place = bucket.places[bucket.entries.index(block.entry)]
-            assert cut.start == place.start + block.start
-            assert cut.stop >= place.start + block.stop
+    number = 0
+    for bucket in layout.buckets:
+        assert bucket.first_cut == number
+        covered = [range(cut.start, cut.stop) for cut in bucket.cuts]
+        assert sum(map(len, covered)) == sum(lengths[entry] for entry in bucket.entries)
+        for entry, place in zip(bucket.entries, bucket.places, strict=True):
+            inside = [cut for cut in covered if place.start <= cut.start < place.stop]
+            assert sum(map(len, inside)) == lengths[entry]
+            assert all(cut.stop <= place.stop and len(cut) <= CUT for cut in inside)
+            numbers = [number + covered.index(cut) for cut in inside]
+            assert {layout.entry_of_cut(each).name for each in numbers} <= {f"p{entry}"}
+        number += len(bucket.cuts)
+    assert layout.cuts == number
+
+
+def test_a_block_is_found_in_its_bucket():
+    (bucket,) = lay_out(entries_of([BLOCK + 5, 7]), 10 * BLOCK).buckets
+
+    assert [bucket.find(block) for block in bucket.blocks] == [
+        slice(0, 7),
+        slice(64, 64 + BLOCK),
+        slice(64 + BLOCK, 69 + BLOCK),
+    ]
 
 
 def test_the_last_parameters_leave_first():
     layout = lay_out(entries_of([10, 20, 30]), 30)
 
     assert [bucket.entries for bucket in layout.buckets] == [(2,), (1, 0)]
-    assert [bucket.first_block for bucket in layout.buckets] == [0, 1]
+    assert [bucket.first_cut for bucket in layout.buckets] == [0, 1]
 
 
 def test_parameters_begin_at_cache_lines():

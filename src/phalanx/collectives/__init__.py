@@ -3,7 +3,7 @@
 from phalanx.collectives import direct, pair, ring, star, tree
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, Costs, Topology, choose
-from phalanx.collectives.lanes import Finish, LaneFold, count_pieces
+from phalanx.collectives.lanes import Finish, LaneFold, Row, count_pieces
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
@@ -21,6 +21,7 @@ __all__ = [
     "Plan",
     "Receive",
     "Round",
+    "Row",
     "Send",
     "Team",
     "Then",

@@ -171,6 +171,8 @@ def _plans(  # noqa: C901 - one case for each collective
         case Collective.BARRIER:
             yield Algorithm.DIRECT, direct.barrier(0, size)
             yield Algorithm.TREE, tree.barrier(0, size)
+        case Collective.FOLD_LANES:  # of one piece a rank
+            yield Algorithm.DIRECT, direct.all_reduce(0, parts)
         case Collective.SEND:
             yield Algorithm.DIRECT, Plan((Round(sends=(Send(1, slice(0, nbytes)),)),))
 

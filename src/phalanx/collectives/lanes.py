@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -21,14 +22,24 @@ Finish = Callable[[int, Array], None]
 """Called with the number of a block and its sum, where that is made and while it is in cache; it may change it."""
 
 
+class Row(Protocol):
+    """Elements of a piece, wherever they lie; asked only for the blocks that this rank folds."""
+
+    def __getitem__(self, block: slice) -> Array: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LaneFold:
-    """How the pieces of all ranks become one sum, block by block: rank r makes an even part of the ``blocks``."""
+    """How the pieces of all ranks become one sum, block by block: rank r makes an even part of the ``blocks``.
+
+    ``own`` has this rank's only piece as far as this rank folds it; then only what others fold needs to be shown.
+    """
 
     lanes: int
     blocks: Sequence[slice]
     finish: Finish | None = None
     wire: DType | None = None
+    own: Row | None = None
 
     def numbers(self, rank: int, size: int) -> slice:
         """The blocks that ``rank`` folds."""
@@ -39,7 +50,7 @@ class LaneFold:
         blocks = self.blocks[self.numbers(rank, size)]
         return slice(blocks[0].start, blocks[-1].stop) if blocks else slice(0, 0)
 
-    def add_up(self, rank: int, size: int, rows: Sequence[Array], dtype: DType, out: Array, start: int = 0) -> None:
+    def add_up(self, rank: int, size: int, rows: Sequence[Row], dtype: DType, out: Array, start: int = 0) -> None:
         """Write the sum of all ranks' rows into this rank's blocks of ``out``; the rows begin at element ``start``."""
         spans = list_spans(self.lanes, size)
         numbers = self.numbers(rank, size)
@@ -73,11 +84,11 @@ def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fo
         raise ConfigError("pieces come from group.allocate(...), and out from group.allocate(..., shared=True)")
     agreement = runner.open(call, location, shared, is_patient=True)
     row_bytes = len(target) * dtype.itemsize
-    rows: list[Array] = []
+    rows: list[Row] = []
     for index, count in enumerate(count_pieces(fold.lanes, arena.size)):
         source = agreement.posts[index].source
         if index == arena.index:
-            rows.extend(own.reshape(count, -1))
+            rows.extend(own.reshape(count, -1) if fold.own is None else [fold.own])
         elif source:
             shown = arena.shelf.read(index, source, 0, count * row_bytes).view(dtype.numpy)
             rows.extend(shown.reshape(count, -1))
@@ -91,6 +102,9 @@ def fold_over_links(runner: LinkRunner, call: Call, own: Array, target: Array, f
     dtype = fold.wire or call.signature.dtype
     parts = [fold.part(each, size) for each in range(size)]
     own_rows = own.reshape(count_pieces(fold.lanes, size)[rank], -1)
+    if fold.own is not None:
+        for block in fold.blocks[fold.numbers(rank, size)]:
+            own_rows[0, block] = fold.own[block]
     leaving = np.concatenate([_narrow(fold.wire, own_rows[:, part].reshape(-1)) for part in parts])
     outbound = _parts([len(own_rows) * (part.stop - part.start) for part in parts])
     length = parts[rank].stop - parts[rank].start

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from phalanx.buffers import Array, DType, ReduceOp
-from phalanx.collectives import Finish
+from phalanx.collectives import Finish, Row
 from phalanx.group.operations import Operation, Operations
 from phalanx.transport import Pending
 
@@ -64,15 +64,17 @@ class Calls(ABC):
         blocks: Sequence[slice] | None = None,
         finish: Finish | None = None,
         wire: DType | str | None = None,
+        own: Row | None = None,
         timeout_s: float | None = None,
     ) -> Array:
         """Add up ``lanes`` lanes, of which every rank has an even part: the same bits for any number of ranks.
 
         ``pieces`` has a row for each whole subtree of this rank's lanes (``phalanx.buffers.pieces``) and comes from
         ``allocate``; ``out`` comes from ``allocate(..., shared=True)``. ``finish(number, values)`` is called with each
-        of the ``blocks`` that this rank adds up, before others see it, and may change it.
+        of the ``blocks`` that this rank adds up, before others see it, and may change it. A rank with a single piece
+        may have those blocks elsewhere: ``own[block]`` gives them, and ``pieces`` need only have the others'.
         """
-        return self._now(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire), timeout_s)
+        return self._now(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire, own), timeout_s)
 
     def reduce_scatter(
         self,

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from phalanx.buffers import RUN, Array, DType, ReduceOp, check, even_parts, runs
-from phalanx.collectives import Call, Finish, LaneFold, Team, count_pieces
+from phalanx.collectives import Call, Finish, LaneFold, Row, Team, count_pieces
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.wire import Collective, Signature
 
@@ -69,6 +69,7 @@ class Operations:
         blocks: Sequence[slice] | None,
         finish: Finish | None,
         wire: DType | str | None,
+        own: Row | None,
     ) -> Operation[Array]:
         """The sum of all lanes, in ``out``."""
         flat, dtype = _flat(pieces, "pieces")
@@ -79,7 +80,7 @@ class Operations:
             raise ConfigError(f"pieces must have shape {shape}, one row a piece, not {pieces.shape}")
         target = _target(out, (out.size,), dtype, "out")
         cuts = tuple(runs(slice(0, out.size), RUN)) if blocks is None else blocks
-        fold = LaneFold(lanes, cuts, finish, None if wire is None else _wire(wire, dtype))
+        fold = LaneFold(lanes, cuts, finish, None if wire is None else _wire(wire, dtype), own)
 
         signature = _signature(Collective.FOLD_LANES, dtype, out.size)
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)

@@ -40,8 +40,7 @@ class Blocks:
     def bind(self, results: Sequence[torch.Tensor]) -> None:
         """Let every block find its gradient in its bucket's result, from now on."""
         for bucket, result in zip(self._layout.buckets, results, strict=True):
-            for block, cut in zip(bucket.blocks, bucket.cuts, strict=True):
-                self._gradients.append(result[cut.start : cut.start + block.stop - block.start])
+            self._gradients += [result[bucket.find(block)] for block in bucket.blocks]
 
     def set_gradients(self, is_used: Sequence[bool]) -> None:
         """Give every block its gradient; none, if nobody used its parameter, so that an optimizer passes it over."""

@@ -27,7 +27,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     """
 
     def __init__(
-        self, module: nn.Module, group: Group, *, bucket_bytes: int = 4 << 20, wire: DType | str | None = None
+        self, module: nn.Module, group: Group, *, bucket_bytes: int = 8 << 20, wire: DType | str | None = None
     ) -> None:
         super().__init__()
         self.module = module

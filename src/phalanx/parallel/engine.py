@@ -27,7 +27,7 @@ from phalanx.parallel.traffic import Traffic
 Batches = Callable[[int], Sequence[Batch]]
 """The batches of a lane, one after another: a function of the step and the lane alone, whoever asks."""
 
-_BUCKET_ELEMENTS = 2**20
+_BUCKET_ELEMENTS = 2**21
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ class Engine:
         self._own = own_lanes(self._exchange.lanes, self._exchange.size, self._exchange.rank)
         self._deposits = plan_deposits(self._own, self._exchange.lanes)
         self._buffers = BufferLanes(list_buffers(model))
-        counts = len(self._layout.blocks), len(named), self._buffers.integer_count
+        counts = self._layout.cuts, len(named), self._buffers.integer_count
         self._summary = Summary(Shape(*counts, lanes=self._exchange.lanes, size=self._exchange.size))
         device = self._parameters[0].device
         self._devices = [device] if device.type == "cuda" else []
         rows = count_rows(self._deposits)
         self._traffic = Traffic(self._exchange, self._layout.buckets, self._buffers.bucket, self._summary, rows, device)
-        slots = self._traffic.slots[: len(self._layout.buckets)]
+        slots, is_direct = self._traffic.slots, self._traffic.is_direct
         self._blocks.bind([slot.result for slot in slots])
-        self._run = LaneRun(model, self._parameters, self._layout, slots, self._traffic.let_leave)
+        self._run = LaneRun(model, self._parameters, self._layout, slots, self._traffic.let_leave, is_direct=is_direct)
 
     def step(
         self,
@@ -241,8 +241,8 @@ class Engine:
             lane, rank, entry = min(guilty)
             name = self._layout.entries[entry].name if entry >= 0 else "the loss"
             self._halt(non_finite(self.step_number, rank=rank, lane=lane, parameter=name, samples=samples(lane)))
-        block = int(np.flatnonzero(~np.isfinite(self._summary.squares))[0])
-        name = self._blocks.leaves[block].name
+        cut = int(np.flatnonzero(~np.isfinite(self._summary.squares))[0])
+        name = self._layout.entry_of_cut(cut).name
         self._halt(non_finite(self.step_number, rank=None, lane=None, parameter=name, samples=()))
 
     def _apply(self) -> None:

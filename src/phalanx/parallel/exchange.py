@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from phalanx.buffers import Array, pieces
-from phalanx.collectives import Finish
+from phalanx.collectives import Finish, Row
 from phalanx.errors import ConfigError, Halted
 from phalanx.group import Group
 from phalanx.parallel.agree import broadcast, compare
@@ -26,11 +26,19 @@ class Exchange(Protocol):
     def begin_alike(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Make every rank's tensors equal to rank 0's, or raise ConfigError if they are not of the same shapes."""
 
-    def allocate(self, rows: int, length: int) -> tuple[Array, Array]:
-        """Zeroed f32 memory for the rows of a bucket, and for its sum."""
+    def allocate(self, rows: int, length: int) -> Array:
+        """Zeroed f32 memory for the rows of a bucket."""
 
-    def fold(self, number: int, rows: Array, out: Array, blocks: Sequence[slice], finish: Finish) -> None:
-        """Add up the pieces of bucket ``number``; ``finish`` sees each block once among those who share it."""
+    def allocate_sum(self, length: int) -> Array:
+        """Zeroed f32 memory for the sum of a bucket; all ranks call this together."""
+
+    def fold(
+        self, number: int, rows: Array, out: Array, cuts: Sequence[slice], finish: Finish, own: Row | None = None
+    ) -> None:
+        """Add up the pieces of bucket ``number``; ``finish`` sees each cut once among those who share the sum.
+
+        ``own`` has what this rank itself adds up of its only piece, if that is not in the rows.
+        """
 
     def add_up(self, row: Array) -> None:
         """Replace a row of f64 by the sum of all ranks' rows."""
@@ -64,18 +72,25 @@ class GroupExchange:
         compare(named, self._group)
         broadcast([tensor for _, tensor in named], self._group)
 
-    def allocate(self, rows: int, length: int) -> tuple[Array, Array]:
-        """In the arena, if there is one; a rank alone finds the sum in its first row."""
-        made = self._group.allocate((rows, length))
-        if self.size == 1:
-            return made, made[0]
-        return made, self._group.allocate(length, shared=True) if self.is_result_shared else np.zeros(
-            length, np.float32
-        )
+    def allocate(self, rows: int, length: int) -> Array:
+        """In the arena, if there is one."""
+        return self._group.allocate((rows, length))
 
-    def fold(self, number: int, rows: Array, out: Array, blocks: Sequence[slice], finish: Finish) -> None:  # noqa: ARG002 - calls come in order
+    def allocate_sum(self, length: int) -> Array:
+        """Shared, if everybody can share it."""
+        return self._group.allocate(length, shared=True) if self.is_result_shared else np.zeros(length, np.float32)
+
+    def fold(
+        self,
+        number: int,  # noqa: ARG002 - calls come in order
+        rows: Array,
+        out: Array,
+        cuts: Sequence[slice],
+        finish: Finish,
+        own: Row | None = None,
+    ) -> None:
         """One call of the group."""
-        self._group.fold_lanes(rows[: self._pieces], out, lanes=self.lanes, blocks=blocks, finish=finish)
+        self._group.fold_lanes(rows[: self._pieces], out, lanes=self.lanes, blocks=cuts, finish=finish, own=own)
 
     def add_up(self, row: Array) -> None:
         """One call of the group."""

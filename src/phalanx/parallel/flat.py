@@ -1,4 +1,4 @@
-"""Where everything lies in the flat space: parameters end to end, blocks within them, buckets over them."""
+"""Where everything lies in the flat space: parameters end to end, blocks and cuts within them, buckets over them."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,8 +8,11 @@ from functools import cached_property
 from phalanx.buffers import RUN, runs
 from phalanx.errors import ConfigError
 
-BLOCK = RUN
-"""The most elements of a block: one run in cache, so that what is done with a block is done while it is there."""
+BLOCK = 2**18
+"""The most elements of a block, which is what an optimizer updates at a time: each costs it some calls."""
+
+CUT = RUN
+"""The most elements of a cut, which is what is added up and measured at a time, while it is in cache."""
 
 _ALIGNED = 64  # elements: a parameter begins at the start of a cache line, whatever its type
 
@@ -35,13 +38,14 @@ class Block:
 class Bucket:
     """Parameters that are exchanged together: their ``entries``, the place of each, and the blocks they are cut into.
 
-    ``first_block`` is the number of the first of its blocks among all.
+    ``cuts`` are runs of its elements, each of one parameter; ``first_cut`` is the number of the first among all.
     """
 
     entries: tuple[int, ...]
     places: tuple[slice, ...]
     blocks: tuple[Block, ...]
-    first_block: int
+    cuts: tuple[slice, ...]
+    first_cut: int
 
     @cached_property
     def length(self) -> int:
@@ -49,10 +53,17 @@ class Bucket:
         return self.places[-1].stop if self.places else 0
 
     @cached_property
-    def cuts(self) -> tuple[slice, ...]:
-        """Where the blocks lie in the bucket; they cover it, so that a gap belongs to the block before it."""
-        starts = [self.places[self.entries.index(block.entry)].start + block.start for block in self.blocks]
-        return tuple(slice(start, stop) for start, stop in itertools.pairwise([*starts, self.length]))
+    def origins(self) -> dict[int, tuple[int, int]]:
+        """Where each cut comes from, by its start: the entry, and how far in."""
+        found: dict[int, tuple[int, int]] = {}
+        for entry, place in zip(self.entries, self.places, strict=True):
+            found |= {cut.start: (entry, cut.start - place.start) for cut in runs(place, CUT)}
+        return found
+
+    def find(self, block: Block) -> slice:
+        """Where a block lies in the bucket."""
+        start = self.places[self.entries.index(block.entry)].start
+        return slice(start + block.start, start + block.stop)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,17 @@ class Layout:
     def blocks(self) -> tuple[Block, ...]:
         """All blocks, in the order in which their buckets leave."""
         return tuple(block for bucket in self.buckets for block in bucket.blocks)
+
+    @cached_property
+    def cuts(self) -> int:
+        """How many cuts there are."""
+        return sum(len(bucket.cuts) for bucket in self.buckets)
+
+    def entry_of_cut(self, number: int) -> Entry:
+        """The parameter that a cut is of."""
+        bucket = next(each for each in self.buckets if number < each.first_cut + len(each.cuts))
+        entry, _ = bucket.origins[bucket.cuts[number - bucket.first_cut].start]
+        return self.entries[entry]
 
 
 def lay_out(entries: Sequence[Entry], bucket_elements: int) -> Layout:
@@ -90,9 +112,13 @@ def arrange(entries: Sequence[Entry], filled: Sequence[Sequence[int]]) -> Layout
     buckets: list[Bucket] = []
     first = 0
     for numbers in filled:
-        blocks = tuple(Block(number, cut.start, cut.stop) for number in numbers for cut in _cut(entries[number].size))
-        buckets.append(Bucket(tuple(numbers), _places([entries[number].size for number in numbers]), blocks, first))
-        first += len(blocks)
+        blocks = tuple(
+            Block(number, part.start, part.stop) for number in numbers for part in _cut(entries[number].size)
+        )
+        places = _places([entries[number].size for number in numbers])
+        cuts = tuple(cut for place in places for cut in runs(place, CUT))
+        buckets.append(Bucket(tuple(numbers), places, blocks, cuts, first))
+        first += len(cuts)
     return Layout(tuple(entries), tuple(buckets))
 
 

@@ -1,6 +1,6 @@
 """Computing lanes: forward and backward of one lane after another, with gradients put into rows as they come."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ Loss = Callable[[torch.nn.Module, Batch], "torch.Tensor | tuple[torch.Tensor, in
 class LaneRun:
     """Runs lanes of a model, and calls ``on_bucket`` when the last lane's gradients have filled a bucket.
 
-    Buckets are filled in any order, but leave in the order of the layout.
+    Buckets are filled in any order, but leave in the order of the layout. Gradients are added up in the slots' rows;
+    if ``is_direct``, there is only one lane, and a bucket's gradients are handed over as they are.
     """
 
     def __init__(
@@ -26,13 +27,17 @@ class LaneRun:
         parameters: Sequence[torch.nn.Parameter],
         layout: Layout,
         slots: Sequence[Slot],
-        on_bucket: Callable[[int], None],
+        on_bucket: Callable[[int, Mapping[int, torch.Tensor]], None],
+        *,
+        is_direct: bool,
     ) -> None:
         self._model = model
         self._parameters = parameters
         self._layout = layout
         self._slots = slots
         self._on_bucket = on_bucket
+        self._is_direct = is_direct
+        self._held: list[dict[int, torch.Tensor]] = []
         self._place = {
             entry: (number, place)
             for number, bucket in enumerate(layout.buckets)
@@ -66,6 +71,7 @@ class LaneRun:
         """
         self._is_last = is_last
         self._missing = [set(bucket.entries) for bucket in self._layout.buckets]
+        self._held = [{} for _ in self._layout.buckets]
         totals: list[torch.Tensor] = []
         count = 0.0
         for number, batch in enumerate(batches, 1):
@@ -106,7 +112,15 @@ class LaneRun:
     def _put(self, entry: int, gradient: torch.Tensor | None, deposit: Deposit) -> None:
         """Store or add a gradient; a missing one counts as zeros, which are added too: they turn -0 into 0."""
         number, place = self._place[entry]
-        rows = self._slots[number].rows[:, place]
+        if self._is_direct:
+            self._held[number][entry] = torch.zeros_like(self._parameters[entry]) if gradient is None else gradient
+        else:
+            self._add(self._slots[number].rows[:, place], gradient, deposit)
+        self._missing[number].discard(entry)
+        if self._is_last:
+            self._let_leave()
+
+    def _add(self, rows: torch.Tensor, gradient: torch.Tensor | None, deposit: Deposit) -> None:
         row = rows[deposit.row]
         if gradient is None:
             row.add_(0.0) if deposit.is_added else row.zero_()
@@ -116,13 +130,11 @@ class LaneRun:
             row.view(gradient.shape).copy_(gradient)
         for left, right in deposit.merges:
             rows[left].add_(rows[right])
-        self._missing[number].discard(entry)
-        if self._is_last:
-            self._let_leave()
 
     def _let_leave(self) -> None:
         while self._left < len(self._missing) and not self._missing[self._left]:
-            self._on_bucket(self._left)
+            held, self._held[self._left] = self._held[self._left], {}
+            self._on_bucket(self._left, held)
             self._left += 1
 
     def _deposit_missing(self, deposit: Deposit) -> None:

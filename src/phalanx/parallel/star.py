@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from phalanx.buffers import Array, pieces
-from phalanx.collectives import Finish
+from phalanx.collectives import Finish, Row
 from phalanx.coordinator import WorkerClient
 from phalanx.errors import Halted
 from phalanx.group import Member
@@ -37,16 +37,23 @@ class StarExchange:
     def begin_alike(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Nothing to do: config, seed and checkpoint decide the first weights, and digests tell if they differ."""
 
-    def allocate(self, rows: int, length: int) -> tuple[Array, Array]:
+    def allocate(self, rows: int, length: int) -> Array:
         """Ordinary memory: everything travels."""
-        return np.zeros((rows, length), np.float32), np.zeros(length, np.float32)
+        return np.zeros((rows, length), np.float32)
 
-    def fold(self, number: int, rows: Array, out: Array, blocks: Sequence[slice], finish: Finish) -> None:
-        """One exchange with the server; all blocks are finished here."""
+    def allocate_sum(self, length: int) -> Array:
+        """Ordinary memory."""
+        return np.zeros(length, np.float32)
+
+    def fold(
+        self, number: int, rows: Array, out: Array, cuts: Sequence[slice], finish: Finish, own: Row | None = None
+    ) -> None:
+        """One exchange with the server; all cuts are finished here."""
+        assert own is None, "everything travels"
         what = self._parts[number] if number < len(self._parts) else gradient.Whole()
         self._send(rows[: self._pieces], what, out)
-        for block, cut in enumerate(blocks):
-            finish(block, out[cut])
+        for index, cut in enumerate(cuts):
+            finish(index, out[cut])
 
     def add_up(self, row: Array) -> None:
         """Add up rows of f64, which the server cannot: each worker's words travel to all in a row of their own."""

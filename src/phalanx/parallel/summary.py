@@ -16,7 +16,7 @@ from phalanx.buffers import Array
 class Shape:
     """How many of everything there are."""
 
-    blocks: int
+    cuts: int
     parameters: int
     integers: int
     lanes: int
@@ -26,13 +26,13 @@ class Shape:
 class Summary:
     """The row, and its slots as views.
 
-    ``squares`` has each block's sum of squares, ``totals`` and ``counts`` each lane's loss and what it is the total of,
+    ``squares`` has each cut's sum of squares, ``totals`` and ``counts`` each lane's loss and what it is the total of,
     ``used`` how many lanes gave each parameter a gradient, ``integers`` lane 0's integer buffers, ``stops`` how many
     ranks want to stop, and ``digests`` each rank's digest in 32-bit words.
     """
 
     def __init__(self, shape: Shape) -> None:
-        lengths = shape.blocks, shape.lanes, shape.lanes, shape.parameters, shape.integers, 1, 2 * shape.size
+        lengths = shape.cuts, shape.lanes, shape.lanes, shape.parameters, shape.integers, 1, 2 * shape.size
         ends = np.cumsum([0, *lengths])
         self.row: Array = np.zeros(int(ends[-1]))
         views = [self.row[start:stop] for start, stop in itertools.pairwise(ends)]
