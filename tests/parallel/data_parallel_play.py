@@ -72,3 +72,7 @@ def whole_batch_gradients(passes=1, device="cpu"):
         return gradients_of(alone)
 
     return make_world(1, device=device).run(work)[0]
+
+
+def ones(*shape, device="cpu"):
+    return torch.nn.Parameter(torch.ones(*shape, device=device))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from data_parallel_play import HAS_CUDA
 
-FILES = [str(Path(__file__).with_name(f"test_data_parallel{part}.py")) for part in ("", "_edges")]
+FILES = [str(Path(__file__).with_name(f"test_data_parallel{part}.py")) for part in ("", "_edges", "_uneven")]
 
 
 @pytest.mark.slow
