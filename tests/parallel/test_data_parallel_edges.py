@@ -1,5 +1,7 @@
 """What else a model may have, and what else may happen: DataParallel does what is expected, or says what is wrong."""
 
+import copy
+
 import numpy as np
 import pytest
 from data_parallel_play import (
@@ -14,6 +16,7 @@ from data_parallel_play import (
 )
 
 from phalanx.errors import ConfigError
+from phalanx.testing import World
 
 torch = pytest.importorskip("torch")
 from phalanx.parallel.data_parallel import DataParallel  # noqa: E402 - torch may not be there
@@ -221,3 +224,31 @@ def test_buffers_may_change_between_two_backwards():
         return content(model.buffers())
 
     assert len(set(make_world(2).run(work))) == 1
+
+
+@pytest.mark.parametrize("over", ["memory", "arena"])
+def test_a_gradient_whose_memory_backward_still_uses_is_only_read(over):
+    """With a batch of one, autograd gives a parameter the very memory that flows on to the layers before it."""
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+            self.shift = nn.Parameter(torch.zeros(6))
+
+        def forward(self, x):
+            return self.first(x) + self.shift.unsqueeze(0)
+
+    torch.manual_seed(1)
+    net = Shifted()
+    expected = [torch.autograd.grad(net(INPUTS[n : n + 1]).square().sum(), net.parameters()) for n in range(2)]
+
+    def work(group):
+        model = DataParallel(copy.deepcopy(net), group, bucket_bytes=8)
+        model.weigh(group.rank + 1)
+        model(INPUTS[group.rank : group.rank + 1]).square().sum().backward()
+        for parameter, one, two in zip(model.parameters(), *expected, strict=True):
+            torch.testing.assert_close(parameter.grad, (one + 2 * two) / 3)
+
+    for _ in range(5):
+        World(2, over).run(work)

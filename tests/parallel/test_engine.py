@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from spread import DEVICE, of_all, spread
 
+from phalanx.errors import ConfigError
 from phalanx.group import alone
 from phalanx.parallel import Engine, digest_weights
 
@@ -249,3 +251,69 @@ def test_a_wish_to_stop_reaches_every_rank():
         return [each.wants_stop for each in reports]
 
     assert spread(2, work) == [[False, True]] * 2
+
+
+def test_what_another_backward_has_left_is_no_part_of_a_step():
+    results = []
+    for has_leftovers in (False, True):
+        with alone(lanes=LANES) as group:
+            engine = make_engine(group)
+            if has_leftovers:
+                engine.model.never.grad = torch.ones(3)
+                engine.model.last.weight.grad = torch.ones(1, 40)
+            train(engine, 2)
+            results.append(digest_of(engine))
+
+    assert results[0] == results[1]
+
+
+def test_an_evaluation_leaves_every_module_as_it_was():
+    with alone(lanes=LANES) as group:
+        engine = make_engine(group)
+        engine.model.norm.eval()
+
+        engine.evaluate(batches_of(0))
+
+        assert engine.model.training
+        assert engine.model.drop.training
+        assert not engine.model.norm.training
+
+
+@pytest.mark.parametrize("lanes", [3, 7])
+def test_a_buffer_that_no_lane_changes_stays_as_it_is(lanes):
+    class Constant(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, 1)
+            self.register_buffer("table", torch.randn(1000))
+
+    def plain(model, batch):
+        return model(batch[0]).square().mean()
+
+    with alone(lanes=lanes) as group:
+        engine = make_engine(group, model=Constant, loss=plain)
+        before = engine.model.table.clone()
+
+        train(engine, 2)
+
+        assert torch.equal(engine.model.table, before)
+
+
+def test_lanes_that_count_nothing_have_no_mean():
+    with alone(lanes=2) as group, pytest.raises(ConfigError, match="all lanes of step 0 count 0"):
+        make_engine(group, loss=lambda model, batch: (loss(model, batch) * 0, 0)).step(batches_of(0))
+
+
+def test_two_gradients_in_one_backward_are_refused():
+    class Twice(torch.nn.Linear):
+        def forward(self, x):
+            once = torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=True)
+            return once + torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=True)
+
+    def plain(model, batch):
+        return model(batch[0].requires_grad_()).square().mean()
+
+    with alone(lanes=2) as group:
+        engine = make_engine(group, model=lambda: Twice(WIDTH, 1), loss=plain)
+
+        with pytest.raises(ConfigError, match="got two gradients in one backward"):
+            engine.step(batches_of(0))

@@ -15,7 +15,7 @@ from checkpoint_play import alter, assert_same, make, names, remove
 from forking import fork, wait
 
 from phalanx.errors import ConfigError
-from phalanx.train.checkpoint import Checkpoint, choose, cut, find_latest, load, load_for_resume, prune, save
+from phalanx.train.checkpoint import Checkpoint, cut, load, load_for_resume, prune, save
 
 
 @pytest.fixture
@@ -23,16 +23,7 @@ def folder(tmp_path):
     return tmp_path / "run" / "checkpoints"
 
 
-# Finding
-
-
-def test_the_latest_is_that_of_the_highest_step(folder):
-    assert find_latest(folder) is None
-
-    for step in (20, 100_000_000, 3):
-        save(folder, make(step, size=1))
-
-    assert find_latest(folder) == folder / "step-100000000"
+# Going on
 
 
 def test_what_is_no_checkpoint_is_not_found(folder):
@@ -41,30 +32,8 @@ def test_what_is_no_checkpoint_is_not_found(folder):
         (folder / name).mkdir()
     (folder / "step-00000010").touch()
 
-    assert find_latest(folder) is None
-
-
-def test_the_latest_whole_checkpoint_is_chosen_and_others_are_named(folder):
-    paths = [save(folder, make(step)) for step in (100, 200, 300, 400)]
-    alter(paths[2] / "model.safetensors")
-    remove(paths[3] / "facts.json")
-
-    chosen, refused = choose(folder)
-
-    later = f"{paths[3]} is damaged: facts.json cannot be read: No such file or directory"
-    earlier = f"{paths[2]} is damaged: model.safetensors has other bytes than its manifest.json says"
-    assert chosen == paths[1]
-    assert refused == [f"checkpoint {words}; going on from step-00000200" for words in (later, earlier)]
-
-
-def test_where_none_is_whole_none_is_chosen(folder):
-    alter(save(folder, make(1)) / "model.safetensors")
-
-    with pytest.raises(ConfigError, match=f"^there is no whole checkpoint in {folder}; checkpoint .* is damaged: "):
-        choose(folder)
-
-
-# Going on
+    with pytest.raises(ConfigError, match="there is no checkpoint in"):
+        load_for_resume(folder)
 
 
 def test_a_run_goes_on_from_its_latest_checkpoint_or_the_one_that_is_named(folder):
@@ -242,15 +211,11 @@ def test_killed_at_random_50_times_there_is_always_a_whole_checkpoint_to_go_on_f
     chance = random.Random(4)  # noqa: S311 - the same moments in every run, as far as the machine is the same
     save(folder, make(0, size=100_000))
     for _ in range(50):
-        path, refused = choose(folder)
-        assert refused == []
-        start = load(path).step
+        start = load_for_resume(folder).step
 
         acknowledged = save_until_killed(folder, start, chance.uniform(0, 0.1))
 
-        path, refused = choose(folder)
-        assert refused == []
-        found = load(path)
+        found = load_for_resume(folder)
         assert found.step in (acknowledged, acknowledged + 1)
         assert_same(found, make(found.step, size=100_000))
     assert found.step > 50

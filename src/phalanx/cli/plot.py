@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from phalanx.train.log import read_steps
@@ -21,5 +22,6 @@ def plot(
     """Draw the loss of a run, and its seconds per step: computing, exchanging, waiting. Writes a PNG."""
     run = RunDir.open(run_dir)
     out = out or run.path / "plot.png"
-    draw({run.path.resolve().name: read_steps(run.steps)}, out)
+    entropy = msgspec.json.decode(run.result.read_bytes())["unigram_entropy"] if run.result.exists() else None
+    draw({run.path.resolve().name: read_steps(run.steps)}, out, unigram_entropy=entropy)
     print(out)

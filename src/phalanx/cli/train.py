@@ -24,6 +24,7 @@ from phalanx.transport import Credentials, format_address, make_token
 _GRACE_S = 120.0  # for the step that is going on, and a checkpoint
 _MAY_CHANGE = ("run.", "train.steps", "data.path")
 _INTERRUPTED = 130
+_STAR_S = 600.0  # as long as workers wait for each other
 
 
 def train(
@@ -125,7 +126,7 @@ def _create(config: Config) -> RunDir:
 
 
 def _reopen(path: Path, settings: list[str], config_file: Path | None) -> RunDir:
-    """The run in a directory, of which ``settings`` change nothing that decides its bits."""
+    """The run in a directory; ``settings`` must not make another run of it."""
     if config_file is not None:
         raise ConfigError(f"{path} has a config of its own: pass --set to change a key, and no CONFIG.toml")
     for setting in settings:
@@ -166,7 +167,9 @@ def _star(config: Config, credentials: Credentials) -> Iterator[list[str]]:
     if config.run.transport is not Transport.STAR:
         yield []
         return
-    with GradientServer(workers=config.run.workers, lanes=config.train.lanes, credentials=credentials) as server:
+    with GradientServer(
+        workers=config.run.workers, lanes=config.train.lanes, credentials=credentials, timeout_s=_STAR_S
+    ) as server:
 
         def serve() -> None:
             with suppress(PhalanxError):  # workers that leave, or fail, say so themselves

@@ -22,7 +22,7 @@ from phalanx.train.data import open_corpus
 from phalanx.train.keeper import Best, Keeper
 from phalanx.train.loop import Trainer, choose_device, make_model
 from phalanx.train.parts import list_parts
-from phalanx.train.rundir import RunDir
+from phalanx.train.rundir import RunDir, environment
 from phalanx.wire import Address
 
 _TIMEOUT_S = 600.0
@@ -38,6 +38,8 @@ def work(run: RunDir, from_step: int | None, star: Address | None, wants_stop: C
     start = None if from_step is None else load_for_resume(run.checkpoints, from_step)
     with _join(config, star, start, corpus.vocabulary) as exchange:
         trainer = Trainer(config, corpus, exchange, device, start)
+        if exchange.rank == 0:
+            run.record(environment(version=phalanx.__version__, threads=torch.get_num_threads(), device=device.type))
         best = msgspec.convert(start.facts["best"], Best | None) if start else None
         with Keeper(run, config, corpus, best) if exchange.rank == 0 else nullcontext() as keeper:
             try:

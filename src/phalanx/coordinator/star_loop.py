@@ -281,6 +281,7 @@ class Star:
     def _shut_down(self) -> None:
         with self._calling:
             self._is_over = True
+        self.is_complete.set()  # nobody waits for workers any longer
         self.error = self.error or self._closed()
         for call in (*filter(None, [self._call]), *self._calls):
             call.done.set_exception(self.error)

@@ -42,7 +42,7 @@ class Signals:
 class Crew:
     """All ``size`` workers of one run, called ``noun`` 0, 1, ...; those left when the block ends are killed.
 
-    When a signal comes they have ``grace_s`` to end; when it comes again, no longer than others have.
+    When one fails or a signal comes they have ``grace_s`` to end; when a signal comes again, 3 s.
     """
 
     def __init__(self, noun: str, size: int, grace_s: float = _LAST_S) -> None:
@@ -77,7 +77,7 @@ class Crew:
             now = time.monotonic()
             self._note_ends(now)
             if not self._steps and not self._is_stopping and first_failure(self.ends):
-                self._steps = [(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + _LAST_S, signal.SIGKILL)]
+                self._steps = [(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + self._grace_s, signal.SIGKILL)]
             if len(signals.received) > heard:
                 last_s = _LAST_S if heard else self._grace_s
                 heard = len(signals.received)

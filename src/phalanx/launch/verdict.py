@@ -42,7 +42,7 @@ class End:
     def is_consequence(self) -> bool:
         """Whether it failed only because another rank was lost."""
         last = self.stderr.rstrip().rpartition("\n")[2]
-        named = {int(rank) for rank in re.findall(r"\brank (\d+)", last)}
+        named = {int(rank) for rank in re.findall(r"\b(?:rank|worker) (\d+)", last)}
         return last.startswith(_CONSEQUENCES) and bool(named - {self.rank})
 
 

@@ -81,16 +81,20 @@ class Blocks:
             raise ConfigError(
                 f"the optimizer state has {name}, which this model has not: was it made with this config?"
             )
+        on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
         for block, leaf in zip(self._layout.blocks, self.leaves, strict=True):
             cut = slice(block.start, block.stop)
-            kept = {key: _cut(key, tensor, cut, leaf) for key, tensor in by_name.get(leaf.name, {}).items()}
+            kept = {
+                key: _cut(key, tensor, cut, leaf, on_device=on_device)
+                for key, tensor in by_name.get(leaf.name, {}).items()
+            }
             if kept:
                 optimizer.state[leaf.block] = kept
 
 
-def _cut(key: str, tensor: torch.Tensor, cut: slice, leaf: Leaf) -> torch.Tensor:
+def _cut(key: str, tensor: torch.Tensor, cut: slice, leaf: Leaf, *, on_device: bool) -> torch.Tensor:
     if tensor.ndim == 0 and (leaf.parameter.ndim or key == "step"):
-        return tensor.clone()
+        return tensor.to(leaf.block.device, copy=True) if on_device else tensor.clone()  # as torch's own loading does
     if tensor.shape != leaf.parameter.shape:
         raise ConfigError(f"the optimizer state of {leaf.name} has shape {tuple(tensor.shape)}, not its parameter's")
     return tensor.reshape(-1)[cut].to(leaf.block.device).clone()

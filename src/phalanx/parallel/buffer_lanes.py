@@ -1,7 +1,7 @@
 """Module buffers across lanes: every lane begins with the step's, and the step ends with one answer for all ranks.
 
-Floating-point buffers (BatchNorm's averages) become the mean over lanes, in the order of the lanes' tree; integers are
-lane 0's.
+Floating-point buffers (BatchNorm's averages) change by the mean of what the lanes changed, in the order of the lanes'
+tree, so that one that no lane changes stays as it is; integers are lane 0's.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.buffers import Array
+from phalanx.errors import ConfigError
 from phalanx.parallel.flat import Bucket, Entry, lay_out
 from phalanx.parallel.lanes import Deposit
 
@@ -23,6 +24,9 @@ class BufferLanes:
     """The buffers of a model, as one more bucket: ``rows`` and ``result`` lie in the exchange's memory."""
 
     def __init__(self, buffers: Sequence[tuple[str, torch.Tensor]]) -> None:
+        for name, buffer in buffers:
+            if buffer.is_complex():
+                raise ConfigError(f"buffer {name} is complex, and only real ones are averaged: keep it as two")
         floats = [(name, buffer) for name, buffer in buffers if buffer.is_floating_point()]
         self._floats = [buffer for _, buffer in floats]
         self._integers = [buffer for _, buffer in buffers if not buffer.is_floating_point()]
@@ -41,12 +45,12 @@ class BufferLanes:
             buffer.copy_(value)
 
     def deposit(self, rows: torch.Tensor, deposit: Deposit) -> None:
-        """Add what a lane has made of the floating-point buffers to the rows."""
+        """Add what a lane has changed in the floating-point buffers to the rows."""
         assert self.bucket is not None
         for entry, place in zip(self.bucket.entries, self.bucket.places, strict=True):
             row = rows[deposit.row, place]
-            value = self._floats[entry].reshape(-1)
-            row.add_(value) if deposit.is_added else row.copy_(value)
+            change = (self._floats[entry] - self._at_start[entry]).reshape(-1)
+            row.add_(change) if deposit.is_added else row.copy_(change)
             for left, right in deposit.merges:
                 rows[left, place].add_(rows[right, place])
 
@@ -61,7 +65,7 @@ class BufferLanes:
         """Make the buffers what the step has made of them."""
         if self.bucket is not None and result is not None:
             for entry, place in zip(self.bucket.entries, self.bucket.places, strict=True):
-                self._floats[entry].copy_(result[place].view(self._floats[entry].shape))
+                self._floats[entry].add_(result[place].view(self._floats[entry].shape))
         start = 0
         for buffer in self._integers:
             values = torch.from_numpy(integers[start : start + buffer.numel()].copy())

@@ -162,8 +162,6 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         if gradient is not None and gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of {name} is sparse, and only dense ones are averaged: use sparse=False")
         turn.means[number] = self._parcel_of[number].put(number, gradient)
-        if gradient is not None:
-            parameter.grad = turn.means[number]
         for parcel in turn.take(number):
             parcel.show()
             turn.left.append(self._line.submit("the exchange of a bucket", self._exchange, parcel, turn))

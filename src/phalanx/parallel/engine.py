@@ -1,7 +1,6 @@
 """The exact step: lanes, exchange, guard, commit, optimizer. The same bits however many workers there are."""
 
 import math
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +15,11 @@ from phalanx.errors import ConfigError, Halted, PhalanxError, RemoteError
 from phalanx.group import Group
 from phalanx.parallel.blocks import Blocks, Leaf
 from phalanx.parallel.buffer_lanes import BufferLanes, list_buffers
+from phalanx.parallel.clock import Clock
 from phalanx.parallel.exchange import Exchange, GroupExchange
 from phalanx.parallel.flat import Entry, Layout, arrange, lay_out
 from phalanx.parallel.guard import RollingDigest, non_finite
-from phalanx.parallel.lane_run import Batch, LaneRun, Loss, split
+from phalanx.parallel.lane_run import Batch, LaneRun, Loss, evaluating, split
 from phalanx.parallel.lanes import Deposit, count_rows, own_lanes, plan_deposits, seed_of
 from phalanx.parallel.summary import Shape, Summary
 from phalanx.parallel.traffic import Traffic
@@ -107,7 +107,7 @@ class Engine:
         ``samples`` gives the numbers of a lane's samples, for errors. Raises the same error on every rank, with the
         weights untouched, if a gradient is not finite or weights differ. ``wants_stop`` is passed on to all ranks.
         """
-        clock = _Clock(self._exchange)
+        clock = Clock(self._exchange)
         digest = self._digest.digest(self.step_number)
         try:
             self._compute(batches)
@@ -127,7 +127,10 @@ class Engine:
         clock.end_exchange()
         self._exchange.commit(loss, digest)
         clock.end_waiting()
-        self._apply()
+        try:
+            self._apply()
+        except Exception as error:  # noqa: BLE001 - whatever it is, this rank's weights are no longer the others'
+            self._fail(error)
         self.step_number += 1
         stops = bool(self._summary.stops[0])
         return Report(self.step_number - 1, loss, norm, digest, stops, *clock.read())
@@ -136,15 +139,12 @@ class Engine:
         """The mean loss over all lanes' batches, without dropout; the same bits for any number of ranks."""
         shape = Shape(0, 0, 0, lanes=self._exchange.lanes, size=0)
         found = Summary(shape)
-        was_training = self.model.training
-        self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(self.model):
             for lane in self._own:
                 for batch in batches(lane):
                     total, count = split(self._loss(self.model, batch))
                     found.totals[lane] += float(total)
                     found.counts[lane] += float(count)
-        self.model.train(was_training)
         self._exchange.add_up(found.row)
         return found.loss
 
@@ -181,20 +181,24 @@ class Engine:
         torch.manual_seed(seed_of(self._seed, self.step_number, lane))
 
         count = partial(self._traffic.count, lane, is_last=is_last)
-        total = self._run.run(self._loss, batches(lane), deposit, count, is_last=is_last)
-        if lane == 0:
-            self._buffers.read_integers(self._summary.integers)
-        if slot := self._traffic.buffer_slot:
-            self._buffers.deposit(slot.rows, deposit)
-            if is_last:
-                self._traffic.let_buffers_leave()
-        self._buffers.restore()
+        try:
+            total = self._run.run(self._loss, batches(lane), deposit, count, is_last=is_last)
+            if lane == 0:
+                self._buffers.read_integers(self._summary.integers)
+            if slot := self._traffic.buffer_slot:
+                self._buffers.deposit(slot.rows, deposit)
+                if is_last:
+                    self._traffic.let_buffers_leave()
+        finally:
+            self._buffers.restore()
         return total
 
     # Guard
 
     def _guard(self, batches: Batches, samples: Callable[[int], tuple[int, ...]]) -> None:
         """Halt unless all ranks have the same weights, and all values are finite."""
+        if not self._summary.counts.any():
+            raise ConfigError(f"all lanes of step {self.step_number} count 0: there is nothing to take the mean of")
         if not self._summary.has_one_digest:
             self._find_divergence()
         if not math.isfinite(self._summary.norm) or not math.isfinite(self._summary.loss):
@@ -241,8 +245,8 @@ class Engine:
             lane, rank, entry = min(guilty)
             name = self._layout.entries[entry].name if entry >= 0 else "the loss"
             self._halt(non_finite(self.step_number, rank=rank, lane=lane, parameter=name, samples=samples(lane)))
-        cut = int(np.flatnonzero(~np.isfinite(self._summary.squares))[0])
-        name = self._layout.entry_of_cut(cut).name
+        cuts = np.flatnonzero(~np.isfinite(self._summary.squares))
+        name = self._layout.entry_of_cut(int(cuts[0])).name if len(cuts) else "the loss"
         self._halt(non_finite(self.step_number, rank=None, lane=None, parameter=name, samples=()))
 
     def _apply(self) -> None:
@@ -252,33 +256,6 @@ class Engine:
         self.optimizer.step()
         slot = self._traffic.buffer_slot
         self._buffers.apply(slot.result if slot else None, self._summary.integers)
-
-
-class _Clock:
-    """Where the time of a step goes."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._waited_s = exchange.waited_s()
-        self._began = time.perf_counter()
-        self._computed = self._exchanged = self._committed = self._began
-
-    def end_computing(self) -> None:
-        self._computed = time.perf_counter()
-
-    def end_exchange(self) -> None:
-        self._waited_s = self._exchange.waited_s() - self._waited_s
-        self._exchanged = time.perf_counter()
-
-    def end_waiting(self) -> None:
-        self._committed = time.perf_counter()
-
-    def read(self) -> tuple[float, float, float]:
-        """Seconds of computing, of exchanging, and of waiting for others, which includes that the step counts."""
-        blocked = self._exchanged - self._computed
-        waited = min(self._waited_s, blocked)
-        computing = self._computed - self._began + time.perf_counter() - self._committed
-        return computing, blocked - waited, waited + self._committed - self._exchanged
 
 
 def _check(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:

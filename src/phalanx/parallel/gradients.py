@@ -15,7 +15,6 @@ from phalanx.parallel.slots import Slot, as_tensor, dtype_of, make_slot, make_st
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Places = Mapping[int, torch.Tensor]
-Sizes = Mapping[int, tuple[int, ...]]
 
 _ALIGNED = 64  # elements: a bucket begins at the start of a cache line, as parameters do
 
@@ -26,7 +25,7 @@ class Parcel(Protocol):
     numbers: tuple[int, ...]
 
     def put(self, number: int, gradient: torch.Tensor | None) -> torch.Tensor:
-        """Take a gradient along; None counts as zeros. Returns where it is from now on, and its mean will be."""
+        """Take a gradient along; None counts as zeros. Returns where its mean will be."""
 
     def show(self) -> None:
         """Begin to bring them to where others see them: all have come."""
@@ -66,7 +65,9 @@ class PlacedParcel:
     def exchange(self, group: Group, scale: float, wire: DType | None) -> None:
         """Fold what all ranks show into a sum that all see."""
         self._slot.wait_until_shown()
-        _scale(as_tensor(self._slot.shown, self._dtype), scale)
+        shown = as_tensor(self._slot.shown, self._dtype)
+        if scale != 1:
+            shown.copy_(_scaled(shown, scale))
         group.fold_lanes(
             self._slot.shown,
             self._slot.folded,
@@ -84,53 +85,51 @@ class PlacedParcel:
 
 
 class DirectParcel:
-    """A bucket of ranks that share memory: gradients stay where autograd has put them.
+    """A bucket of ranks that share memory: gradients are read where autograd has put them.
 
     Only what other ranks add up is copied, through a ``stage``, and only the ``sum`` of one bucket is there at a time:
-    both stay in cache.
+    both stay in cache. Means go to places of their own: autograd may still use the memory of a gradient.
     """
 
-    def __init__(self, numbers: tuple[int, ...], bucket: Bucket, sizes: Sizes, stage: Array, folded: Array) -> None:
+    def __init__(self, numbers: tuple[int, ...], bucket: Bucket, places: Places, stage: Array, folded: Array) -> None:
         self.numbers = numbers
         self._bucket = bucket
-        self._sizes = sizes
+        self._places = places
         self._stage = stage
         self._folded = folded
         self._held: dict[int, torch.Tensor] = {}
 
     def put(self, number: int, gradient: torch.Tensor | None) -> torch.Tensor:
         """Hold it."""
-        held = torch.zeros(self._sizes[number]) if gradient is None else gradient.detach().contiguous()
-        self._held[number] = held
-        return held
+        place = self._places[number]
+        self._held[number] = place.zero_() if gradient is None else gradient.detach()
+        return place
 
     def show(self) -> None:
         """Nothing to do: the thread that exchanges copies, while it is at it."""
 
     def exchange(self, group: Group, scale: float, wire: DType | None) -> None:  # noqa: ARG002 - nothing travels
-        """Show what others add up, fold the rest from where it is, and copy the means there."""
+        """Show what others add up, fold the rest from where it is, and copy the means to their places."""
         held, self._held = self._held, {}
-        for gradient in held.values():
-            _scale(gradient, scale)
-        row = Held(
-            self._bucket,
-            {entry: held[number] for entry, number in zip(self._bucket.entries, self.numbers, strict=True)},
-        )
+        if scale != 1:
+            held = {number: _scaled(gradient, scale) for number, gradient in held.items()}
+        row, means = self._row(held), self._row(self._places)
         row.show(self._stage[0], even_part(len(self._bucket.cuts), group.size, group.rank))
         finish = _divide_by(group.size)
         group.fold_lanes(self._stage, self._folded, lanes=group.size, blocks=self._bucket.cuts, finish=finish, own=row)
         for cut in self._bucket.cuts:
-            np.copyto(row[cut], self._folded[cut])
+            np.copyto(means[cut], self._folded[cut])
 
     def settle(self) -> None:
         """Nothing to do."""
 
+    def _row(self, tensors: Mapping[int, torch.Tensor]) -> Held:
+        entries = zip(self._bucket.entries, self.numbers, strict=True)
+        return Held(self._bucket, {entry: tensors[number] for entry, number in entries})
 
-def _scale(gradient: torch.Tensor, scale: float) -> None:
-    if scale == 0:
-        gradient.zero_()  # times 0 is not enough for what is not finite
-    elif scale != 1:
-        gradient.mul_(scale)
+
+def _scaled(gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    return gradient * scale if scale else torch.zeros_like(gradient)  # times 0 is not enough for what is not finite
 
 
 def _divide_by(size: int) -> Finish:
@@ -161,20 +160,18 @@ def make_parcels(named: Named, group: Group, bucket_bytes: int) -> tuple[Parcel,
 
 
 def _make_direct(named: Named, numbers: Sequence[int], buckets: Sequence[Bucket], group: Group) -> list[Parcel]:
-    """Buckets that take turns with two sums: who is still copying from one is not in the way of the next bucket."""
+    """Buckets that all go through one stage and one sum."""
     longest = max(bucket.length for bucket in buckets)
-    stage = group.allocate((1, longest))
-    sums = [group.allocate(longest, shared=True) for _ in range(2)]
-    sizes = {number: tuple(named[number][1].shape) for number in numbers}
+    stage, folded = group.allocate((1, longest)), group.allocate(longest, shared=True)
     return [
         DirectParcel(
-            tuple(numbers[entry] for entry in bucket.entries),
+            owned := tuple(numbers[entry] for entry in bucket.entries),
             bucket,
-            sizes,
+            {number: torch.zeros(named[number][1].shape) for number in owned},
             stage[:, : bucket.length],
-            sums[turn % 2][: bucket.length],
+            folded[: bucket.length],
         )
-        for turn, bucket in enumerate(buckets)
+        for bucket in buckets
     ]
 
 
@@ -184,7 +181,7 @@ def _make_placed(named: Named, numbers: Sequence[int], buckets: Sequence[Bucket]
     kind, stream = dtype_of(first), make_stream(first.device)
     starts = np.cumsum([0, *(-(-bucket.length // _ALIGNED) * _ALIGNED for bucket in buckets)]).tolist()
     shown = group.allocate((1, starts[-1]), kind)
-    folded = group.allocate(starts[-1], kind, shared=True)
+    folded = group.allocate(starts[-1], kind, shared=len(group.hosts) == 1)
     if stream is not None:
         pin(shown)
         pin(folded)

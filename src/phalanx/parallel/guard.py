@@ -16,7 +16,6 @@ TURN = 64
 """Steps in which every block is looked at once."""
 
 _ROW = 4096
-_WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class RollingDigest:
@@ -103,5 +102,5 @@ def square_norm(values: Array) -> float:
 
 
 def _sum_of_bits(block: torch.Tensor) -> int:
-    whole = int(block.detach().view(_WIDTHS[block.element_size()]).sum(dtype=torch.int64))
+    whole = int(block.detach().view(torch.int32).sum(dtype=torch.int64))
     return whole % 2**53  # so that an f64 can carry it

@@ -1,10 +1,12 @@
 """Computing lanes: forward and backward of one lane after another, with gradients put into rows as they come."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from phalanx.errors import ConfigError
 from phalanx.parallel.flat import Layout
 from phalanx.parallel.lanes import Deposit
 from phalanx.parallel.slots import Slot
@@ -52,9 +54,12 @@ class LaneRun:
             parameter.register_post_accumulate_grad_hook(self._make_hook(entry))
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step; what another backward has left is none of it."""
         self._left = 0
         self.used = [0] * len(self._parameters)
+        self._deposit = None
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def run(
         self,
@@ -90,10 +95,11 @@ class LaneRun:
 
         -1 if only the loss is not finite, None if all is well.
         """
-        values = [split(loss(self._model, batch))[0] for batch in batches]
-        for value in values:
+        found = None
+        for batch in batches:
+            value, _ = split(loss(self._model, batch))
             value.backward()
-        found = None if all(bool(torch.isfinite(value)) for value in values) else -1
+            found = found if torch.isfinite(value) else -1
         for entry, parameter in enumerate(self._parameters):
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 found = entry  # backward begins with the last
@@ -112,6 +118,9 @@ class LaneRun:
     def _put(self, entry: int, gradient: torch.Tensor | None, deposit: Deposit) -> None:
         """Store or add a gradient; a missing one counts as zeros, which are added too: they turn -0 into 0."""
         number, place = self._place[entry]
+        if entry not in self._missing[number]:
+            name = self._layout.entries[entry].name
+            raise ConfigError(f"{name} got two gradients in one backward: checkpoint it with use_reentrant=False")
         if self._is_direct:
             self._held[number][entry] = torch.zeros_like(self._parameters[entry]) if gradient is None else gradient
         else:
@@ -146,6 +155,18 @@ class LaneRun:
                 self.used[entry] += gradient is not None
                 self._put(entry, gradient, deposit)
                 self._parameters[entry].grad = None
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Have all modules evaluate meanwhile, and then do again what each did before."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
 
 
 def split(loss: "torch.Tensor | tuple[torch.Tensor, int | torch.Tensor]") -> tuple[torch.Tensor, int | torch.Tensor]:

@@ -50,6 +50,8 @@ class Summary:
     @property
     def loss(self) -> float:
         """The mean loss, added up in an order that does not depend on the ranks."""
+        if not np.isfinite(self.totals).all():
+            return math.nan
         return math.fsum(self.totals) / math.fsum(self.counts)
 
     @property

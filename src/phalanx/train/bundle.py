@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.parallel import seed_of
 from phalanx.train.checkpoint import Checkpoint, load, save
 from phalanx.train.config import Config, format_config, parse_config
-from phalanx.train.loop import Trainer, make_loss, make_model
+from phalanx.train.loop import Trainer, choose_device, make_loss, make_model
 from phalanx.train.rundir import RunDir
 
 
@@ -52,7 +52,8 @@ def reproduce(bundle: Path) -> Finding:
     if "lane" not in facts:
         raise ConfigError(f"{bundle} is a checkpoint and no bundle: name a folder in the halts of a run")
     config: Config = parse_config(facts["config"])
-    device = torch.device("cpu")
+    device = choose_device(config.run.device)
+    torch.use_deterministic_algorithms(device.type == "cuda")
     torch.set_num_threads(config.run.threads_per_worker)
     model = make_model(config, facts["vocabulary"], device)
     model.load_state_dict(found.files["model"])
@@ -60,7 +61,7 @@ def reproduce(bundle: Path) -> Finding:
     torch.manual_seed(seed_of(config.train.seed, found.step, facts["lane"]))
     losses = []
     for number in range(len(found.files["batches"])):
-        total, count = compute(model, found.files["batches"][str(number)])
+        total, count = compute(model, found.files["batches"][str(number)].to(device))
         total.backward()
         losses.append(total.item() / count)
     bad = {

@@ -122,20 +122,6 @@ def load_for_resume(folder: Path, step: int | None = None) -> Checkpoint:
         raise ConfigError(f"{error}; {whole.name} is whole: go on from it with {offer}") from error
 
 
-def find_latest(folder: Path) -> Path | None:
-    """The checkpoint of the latest step, whole or not."""
-    found = _find(folder)
-    return found[max(found)] if found else None
-
-
-def choose(folder: Path) -> tuple[Path, list[str]]:
-    """The latest whole checkpoint, and a sentence about each later one that is not."""
-    whole, refused = _search(_find(folder).values())
-    if whole is None:
-        raise ConfigError("; ".join([f"there is no whole checkpoint in {folder}", *refused]))
-    return whole, [f"{words}; going on from {whole.name}" for words in refused]
-
-
 def prune(folder: Path, keep: int, best_step: int | None = None) -> None:
     """Remove all checkpoints but the last ``keep`` and the one of ``best_step``."""
     if keep < 1:

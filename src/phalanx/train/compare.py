@@ -51,7 +51,7 @@ class Verdict:
 
 
 def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Verdict:
-    """The first difference of two runs in loss, norm or digest, over the steps that both have."""
+    """The first difference of two runs in loss, norm, digest or held-out loss, over the steps that both have."""
     ones = {record.step: record for record in first}
     others = {record.step: record for record in second}
     common = sorted(ones.keys() & others.keys())
@@ -69,11 +69,13 @@ def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Verdic
 
 
 def _differences(one: StepRecord, other: StepRecord) -> tuple[Difference, ...]:
-    pairs = (
+    pairs = [
         ("loss", _words(one.loss), _words(other.loss)),
         ("norm", _words(one.norm), _words(other.norm)),
         ("digest", one.digest, other.digest),
-    )
+    ]
+    if one.eval_loss is not None and other.eval_loss is not None:  # a run that was stopped has one more
+        pairs.append(("held-out loss", _words(one.eval_loss), _words(other.eval_loss)))
     return tuple(Difference(*pair) for pair in pairs if pair[1] != pair[2])
 
 

@@ -95,6 +95,13 @@ class RunDir:
                 raise self._refusal(error) from error
             yield
 
+    def record(self, environment: Mapping[str, str | int]) -> None:
+        """Say what the run is made with now."""
+        try:  # in place: whoever holds the directory holds this very file
+            self.environment.write_bytes(_format(environment))
+        except OSError as error:
+            raise self._refusal(error) from error
+
     def change_config(self, text: str) -> None:
         """Replace the config; if that fails, the old one stays."""
         beside = self.path / f".{self.config.name}.new"
@@ -112,12 +119,16 @@ class RunDir:
     def _write(self, config_text: str, environment: Mapping[str, str | int]) -> None:
         try:
             self.config.write_text(config_text, encoding="utf-8")
-            self.environment.write_bytes(msgspec.json.format(msgspec.json.encode(environment)) + b"\n")
+            self.environment.write_bytes(_format(environment))
         except OSError:
             with contextlib.suppress(OSError):  # what stopped the writing may stop this, too, and is what people see
                 self.config.unlink(missing_ok=True)
                 self.environment.unlink(missing_ok=True)
             raise
+
+
+def _format(environment: Mapping[str, str | int]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(environment)) + b"\n"
 
 
 def environment(*, version: str, threads: int, device: str) -> dict[str, str | int]:

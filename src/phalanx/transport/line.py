@@ -41,7 +41,7 @@ class Line:
         pending: Pending[Result] = Pending(what)
         with self._arrived:
             if self._is_closing:
-                raise LinkClosed(f"this group was closed on this side before {what}")
+                raise LinkClosed(f"this was closed on this side before {what}")
             self._waiting.append((pending, partial(function, *arguments)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
