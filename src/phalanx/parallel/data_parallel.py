@@ -116,7 +116,9 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._frozen = [(name, each) for name, each in named if not each.requires_grad]
         self._trained = [(name, each) for name, each in named if each.requires_grad and each.numel()]
         self._parcels = make_parcels(self._trained, self.group, self._bucket_bytes)
-        self._parcel_of = {number: parcel for parcel in self._parcels for number in parcel.numbers}
+        self._places = {
+            number: place for each in self._parcels for number, place in zip(each.numbers, each.places, strict=True)
+        }
         for number, (_, parameter) in enumerate(self._trained):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._arrive, number)))
 
@@ -158,12 +160,16 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
                 f"{name} got a second gradient in one exchange: a backward before this one failed half-way, or {name} "
                 "is in several checkpoints; end this rank, or checkpoint with use_reentrant=False"
             )
-        gradient = parameter.grad
-        if gradient is not None and gradient.layout is not torch.strided:
+        place, gradient = self._places[number], parameter.grad
+        if gradient is None:
+            place.zero_()
+        elif gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of {name} is sparse, and only dense ones are averaged: use sparse=False")
-        turn.means[number] = self._parcel_of[number].put(number, gradient)
+        elif gradient.data_ptr() != place.data_ptr():
+            place.copy_(gradient.detach())
+            parameter.grad = place.data  # and what was there is free for the next gradient, while it is in cache
         for parcel in turn.take(number):
-            parcel.show()
+            parcel.slot.show()
             turn.left.append(self._line.submit("the exchange of a bucket", self._exchange, parcel, turn))
 
     def _finish(self, turn: "_Turn") -> None:
@@ -177,9 +183,11 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         is_used = np.array([parameter.grad is not None for _, parameter in self._trained], np.uint8)
         self.group.all_reduce(is_used, "max")
         for parcel in self._parcels:
-            parcel.settle()
+            parcel.settle(self.group.size)
         for number in np.flatnonzero(is_used).tolist():
-            self._trained[number][1].grad = turn.means[number]
+            self._trained[number][1].grad = self._places[
+                number
+            ].data  # to autograd this is no view, which it could not detach
         broadcast(self.module.buffers(), self.group, shares.first_with_weight)
         self._leader = shares.first_at_work
 
@@ -232,7 +240,6 @@ class _Turn:
     def __init__(self, parcels: Sequence[Parcel], shares: Pending[_Shares]) -> None:
         self.shares = shares
         self.came: set[int] = set()
-        self.means: dict[int, torch.Tensor] = {}
         self.left: list[Pending[None]] = []
         self._waiting = list(parcels)[::-1]
 
