@@ -99,7 +99,7 @@ def test_one_lane_a_worker_is_handed_over_as_it_is_and_gives_the_same(size):
         of_all(spread(size, work, "tcp", lanes=size)),
     )
 
-    assert over_arena.startswith("True")
+    assert over_arena.startswith(str(DEVICE == "cpu"))  # on a GPU they have to be copied anyway
     assert over_tcp.startswith("False")
     assert over_arena.split()[1:] == over_tcp.split()[1:] == of_all(spread(1, work, lanes=size)).split()[1:]
 
