@@ -96,7 +96,7 @@ def test_a_control_frame_with_a_signature_is_refused(offset):
         (5, 0, "kind 0 is unknown"),
         (5, 3, "kind 3 is unknown"),
         (16, 0, "collective 0"),
-        (16, 12, "collective 12"),
+        (16, 13, "collective 13"),
         (17, 0, "element type 0"),
         (17, 10, "element type 10"),
         (18, 6, "op 6"),

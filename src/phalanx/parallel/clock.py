@@ -10,12 +10,13 @@ class Clock:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._waited_s = exchange.waited_s()
+        self._waited_s = 0.0
         self._began = time.perf_counter()
         self._computed = self._exchanged = self._committed = self._began
 
     def end_computing(self) -> None:
         """Lanes are computed; what follows is exchange."""
+        self._waited_s = self._exchange.waited_s()  # what was waited for beside computing cost nothing
         self._computed = time.perf_counter()
 
     def end_exchange(self) -> None:
