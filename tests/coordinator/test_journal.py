@@ -6,13 +6,11 @@ import resource
 import signal
 import stat
 import struct
-import sys
-import traceback
-import warnings
 import zlib
 
 import pytest
 
+from forking import fork
 from phalanx.coordinator.journal import Journal
 from phalanx.coordinator.record import Committed, Ended, Formed, Past, recall
 from phalanx.errors import ConfigError
@@ -39,23 +37,6 @@ def write(path, lines):
 def reopen(path):
     with Journal(path) as journal:
         return journal.past
-
-
-def fork(function):
-    """A child process that calls ``function`` and ends well if it returns."""
-    with warnings.catch_warnings():  # Python 3.12 warns of any other thread
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            function()
-            code = 0
-        except BaseException:  # noqa: BLE001 - the parent sees it by the exit code
-            traceback.print_exc(file=sys.stderr)
-        finally:
-            os._exit(code)
-    return pid
 
 
 # Writing and reading

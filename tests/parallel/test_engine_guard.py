@@ -1,5 +1,7 @@
 """What must not go on stops every rank at the same step, with one message, and with its weights as they were."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -119,19 +121,41 @@ def test_one_bit_of_one_weight_on_one_rank_is_found_within_a_turn(size, odd):
     assert f"rank {odd} has other weights than rank" in words
 
 
-def test_a_program_that_fails_on_one_rank_ends_all_with_its_traceback():
+@pytest.mark.parametrize("act", ["step", "evaluate"])
+@pytest.mark.parametrize("kind", [LookupError, ConfigError])
+def test_a_program_that_fails_on_one_rank_ends_all_with_its_traceback(act, kind):
     def work(group):
         def loss(model, batch):
             if group.rank == 1:
-                raise LookupError("no such sample")
+                raise kind("no such sample")
             return square(model, batch)
 
         engine = make_engine(group, loss)
-        with pytest.raises(LookupError if group.rank == 1 else RemoteError, match="no such sample") as caught:
-            engine.step(batches_of(0))
-        return "LookupError" in str(caught.value), group.rank
+        with pytest.raises(kind if group.rank == 1 else RemoteError, match="no such sample") as caught:
+            getattr(engine, act)(batches_of(0))
+        return "Traceback" in str(caught.value), group.rank
 
     assert spread(3, work) == [[True, 0], [False, 1], [True, 2]]
+
+
+def test_an_optimizer_that_fails_on_one_rank_ends_all():
+    def work(group):
+        engine = make_engine(group, square)
+        if group.rank == 2:
+            engine.optimizer.step = lambda: 1 / 0
+        with pytest.raises(ZeroDivisionError if group.rank == 2 else RemoteError):
+            [engine.step(batches_of(step)) for step in range(2)]
+
+    spread(3, work)
+
+
+def test_the_thread_of_an_engine_ends_with_its_group():
+    with alone(lanes=2) as group:
+        make_engine(group, square).step(batches_of(0))
+        names = [thread.name for thread in threading.enumerate()]
+
+    assert "phalanx-exchange-0" in names
+    assert "phalanx-exchange-0" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_group_without_lanes_is_refused():

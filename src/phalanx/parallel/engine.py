@@ -2,8 +2,8 @@
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -64,11 +64,10 @@ class Engine:
         *,
         seed: int = 0,
         clip: float = 0.0,
-        step: int = 0,
         buckets: Sequence[Sequence[str]] | None = None,
     ) -> None:
         self.model = model
-        self.step_number = step
+        self.step_number = 0
         """The next step."""
         self._loss = loss
         self._exchange = GroupExchange(exchange) if isinstance(exchange, Group) else exchange
@@ -94,6 +93,8 @@ class Engine:
         slots, is_direct = self._traffic.slots, self._traffic.is_direct
         self._blocks.bind([slot.result for slot in slots])
         self._run = LaneRun(model, self._parameters, self._layout, slots, self._traffic.let_leave, is_direct=is_direct)
+        if isinstance(exchange, Group):
+            exchange.on_close(self.close)
 
     def step(
         self,
@@ -109,17 +110,13 @@ class Engine:
         """
         clock = Clock(self._exchange)
         digest = self._digest.digest(self.step_number)
-        try:
+        with self._telling():
             self._compute(batches)
             self._summary.set_digest(self._exchange.rank, digest)
             self._summary.used[:] = self._run.used
             self._summary.stops[:] = wants_stop
             clock.end_computing()
             self._traffic.share()
-        except PhalanxError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, everybody hears of it
-            self._fail(error)
         self._guard(batches, samples)
         norm, loss = self._summary.norm, self._summary.loss
         if self._clip and (factor := self._clip / (norm + 1e-6)) < 1:  # as torch.nn.utils.clip_grad_norm_ does
@@ -127,10 +124,8 @@ class Engine:
         clock.end_exchange()
         self._exchange.commit(loss, digest)
         clock.end_waiting()
-        try:
+        with self._telling():
             self._apply()
-        except Exception as error:  # noqa: BLE001 - whatever it is, this rank's weights are no longer the others'
-            self._fail(error)
         self.step_number += 1
         stops = bool(self._summary.stops[0])
         return Report(self.step_number - 1, loss, norm, digest, stops, *clock.read())
@@ -139,7 +134,7 @@ class Engine:
         """The mean loss over all lanes' batches, without dropout; the same bits for any number of ranks."""
         shape = Shape(0, 0, 0, lanes=self._exchange.lanes, size=0)
         found = Summary(shape)
-        with torch.no_grad(), evaluating(self.model):
+        with self._telling(), torch.no_grad(), evaluating(self.model):
             for lane in self._own:
                 for batch in batches(lane):
                     total, count = split(self._loss(self.model, batch))
@@ -204,17 +199,18 @@ class Engine:
         if not math.isfinite(self._summary.norm) or not math.isfinite(self._summary.loss):
             self._trace(batches, samples)
 
-    def _fail(self, error: Exception) -> NoReturn:
-        """This rank's own program failed: everybody hears why."""
-        words = "".join(traceback.format_exception(error))[-3000:]
-        self._exchange.halt(
-            RemoteError(
-                f"rank {self._exchange.rank} failed at step {self.step_number}:\n{words}",
-                step=self.step_number,
-                rank=self._exchange.rank,
-            )
-        )
-        raise error
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """If this rank's own program fails in this block, have everybody hear why: they would wait for it in vain."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, PhalanxError) and not isinstance(error, ConfigError):
+                raise  # of the group: the others know
+            rank, step = self._exchange.rank, self.step_number
+            words = "".join(traceback.format_exception(error))[-3000:]
+            self._exchange.halt(RemoteError(f"rank {rank} failed at step {step}:\n{words}", step=step, rank=rank))
+            raise
 
     def _halt(self, error: Halted) -> NoReturn:
         """Stop, as all ranks do; but nobody says so before everybody knows all about it."""

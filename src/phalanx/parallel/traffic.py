@@ -20,7 +20,7 @@ class Traffic:
     """The buckets of a step on their way; all of it in one order, which is the same on all ranks.
 
     First the lanes' counts go, then bucket after bucket of gradients, then the buffers, if there are any, last the
-    summary. Each rank divides and measures the blocks that it adds up, while they are in cache.
+    summary. Each rank divides and measures the cuts that it adds up, while they are in cache.
     """
 
     def __init__(

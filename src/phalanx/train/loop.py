@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from phalanx.buffers import even_part
-from phalanx.errors import ConfigError, RemoteError
+from phalanx.errors import ConfigError, Halted, RemoteError
 from phalanx.parallel import Engine, Exchange, Leaf
 from phalanx.train.checkpoint import Checkpoint
 from phalanx.train.config import Config, Device
@@ -111,7 +112,8 @@ class Trainer:
                     keeper.keep(record, self.engine, is_last=is_last)
         except ConfigError as error:  # the disk is full, or the like: nobody can go on without this rank
             words = f"rank {self._exchange.rank} stopped at step {self.engine.step_number}: {error}"
-            self._exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self._exchange.rank))
+            with suppress(Halted):  # all have heard of it already
+                self._exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self._exchange.rank))
             raise
         finally:
             self.engine.close()
