@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 import torch
 from checkpoint_play import alter, assert_same, make, names, remove
-from forking import fork, wait
 
+from forking import fork, wait
 from phalanx.errors import ConfigError
 from phalanx.train.checkpoint import Checkpoint, cut, load, load_for_resume, prune, save
 

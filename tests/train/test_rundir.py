@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from forking import fork, wait
 
+from forking import fork, wait
 from phalanx.errors import ConfigError
 from phalanx.train.rundir import RunDir, environment
 

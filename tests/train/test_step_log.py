@@ -2,11 +2,11 @@ import math
 import resource
 
 import pytest
-from forking import fork, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_records import make_step, make_steps
 
+from forking import fork, wait
 from phalanx.errors import ConfigError
 from phalanx.train.log import StepLog, cut, read_steps
 from phalanx.train.record import StepRecord, float_bits
