@@ -1,0 +1,148 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.errors import ConfigError
+from phalanx.parallel.flat import Block, Entry, lay_out
+from phalanx.parallel.shards import (
+    Label,
+    Ownership,
+    Way,
+    find,
+    layers_of,
+    parse_label,
+    share_blocks,
+    share_units,
+)
+
+sizes = st.lists(st.integers(0, 2**20), min_size=1, max_size=12)
+
+
+def spread(sizes: list[int], ranks: int, groups: list[int], bucket: int = 2**20) -> Ownership:
+    layout = lay_out([Entry(str(number), size) for number, size in enumerate(sizes)], bucket)
+    return share_blocks(layout.blocks, groups, ranks)
+
+
+def elements(pieces: list[Block]) -> int:
+    return sum(piece.stop - piece.start for piece in pieces)
+
+
+@settings(deadline=None)
+@given(sizes, st.integers(1, 9))
+def test_blocks_of_all_ranks_are_disjoint_and_cover_every_parameter(sizes, ranks):
+    ownership = spread(sizes, ranks, [0] * len(sizes))
+
+    owned = sorted((piece.entry, piece.start, piece.stop) for rank in range(ranks) for piece in ownership.of(rank))
+    for entry, size in enumerate(sizes):
+        ends = [(start, stop) for number, start, stop in owned if number == entry]
+        assert [start for start, _ in ends] == [0, *(stop for _, stop in ends[:-1])]
+        assert ends[-1][1] == size
+
+
+@settings(deadline=None, max_examples=400)
+@given(sizes, st.integers(1, 9), st.data(), st.sampled_from([2**16, 2**20, 2**23]))
+def test_every_rank_has_an_equal_part_of_every_group_to_within_one_block(sizes, ranks, data, bucket):
+    groups = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
+
+    ownership = spread(sizes, ranks, groups, bucket)
+
+    for group in set(groups):
+        of_group = [piece for piece in ownership.pieces if groups[piece.entry] == group]
+        largest = max(piece.stop - piece.start for piece in of_group)
+        for rank in range(ranks):
+            owned = elements([piece for piece in ownership.of(rank) if groups[piece.entry] == group])
+            assert abs(owned - elements(of_group) / ranks) <= largest
+
+
+def test_every_large_bucket_is_shared_out_among_all_ranks():
+    layout = lay_out([Entry(str(number), 2**20) for number in range(8)], 2**21)
+
+    ownership = share_blocks(layout.blocks, [0] * 8, 4)
+
+    for bucket in layout.buckets:
+        assert {ownership.owner_at(block.entry, block.start) for block in bucket.blocks} == {0, 1, 2, 3}
+
+
+def test_a_group_is_shared_out_as_it_is_without_other_groups():
+    alone = spread([2**20, 3 * 2**18], 3, [0, 0])
+
+    beside = spread([2**20, 3 * 2**18, 2**19], 3, [0, 0, 1], bucket=2**23)
+
+    assert [beside.owner_at(piece.entry, piece.start) for piece in alone.pieces] == list(alone.owners)
+
+
+def test_elements_know_their_owner():
+    ownership = Ownership((Block(0, 0, 5), Block(1, 3, 9), Block(1, 0, 3)), (0, 2, 1))
+
+    assert [ownership.owner_at(0, 4), ownership.owner_at(1, 2), ownership.owner_at(1, 3)] == [0, 1, 2]
+    assert [ownership.fraction(rank) for rank in range(4)] == [5 / 14, 3 / 14, 6 / 14, 0]
+
+
+def test_of_nothing_everybody_owns_nothing():
+    assert Ownership((), ()).fraction(0) == 0
+
+
+def test_units_go_round():
+    assert share_units([1] * 5, 3, Way.ROUND_ROBIN) == [0, 1, 2, 0, 1]
+
+
+def test_units_lie_in_ranges_of_which_the_first_have_one_more():
+    assert share_units([1] * 5, 3, Way.CONTIGUOUS) == [0, 0, 1, 1, 2]
+
+
+def test_one_large_unit_outweighs_many_small_ones():
+    owners = share_units([10, 1, 1, 1, 7], 2, Way.BALANCED)
+
+    assert owners == [0, 1, 1, 1, 1]
+
+
+@given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
+def test_balanced_ranks_differ_by_at_most_one_unit(sizes, ranks):
+    owners = share_units(sizes, ranks, Way.BALANCED)
+
+    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(ranks)]
+    assert sum(loads) == sum(sizes)
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+@pytest.mark.parametrize("share", [lambda: share_units([1], 0, Way.BALANCED), lambda: share_blocks([], [], 0)])
+def test_nobody_owns_nothing_of_something(share):
+    with pytest.raises(ConfigError, match="at least 1 rank"):
+        share()
+
+
+def test_parameters_of_a_layer_are_those_with_its_number():
+    names = ["embedding.weight", "blocks.0.norm.weight", "blocks.1.up.0.weight", "blocks.1.up.1.weight", "norm.weight"]
+
+    assert layers_of(names) == [[0], [1], [2, 3], [4]]
+
+
+@given(st.text(), st.text(st.characters(exclude_characters=".[]")), st.none() | st.tuples(*[st.integers(0, 99)] * 2))
+def test_a_label_is_read_as_it_was_written(name, key, span):
+    label = Label(name, key, span)
+
+    assert parse_label(str(label)) == label
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=9).map(sorted), st.data())
+def test_elements_are_found_wherever_spans_begin_and_end(ends, data):
+    spans = data.draw(st.permutations(list(itertools.pairwise(ends))))
+    start = data.draw(st.integers(ends[0], ends[-1]))
+    wanted = slice(start, data.draw(st.integers(start, ends[-1])))
+
+    found = list(find(wanted, spans, "weight.exp_avg"))
+
+    places = [
+        (spans[each.number][0] + at, wanted.start + to)
+        for each in found
+        for at, to in zip(range(50)[each.source], range(50)[each.target], strict=True)
+    ]
+    assert places == [(number, number) for number in range(wanted.start, wanted.stop)]
+
+
+@pytest.mark.parametrize("spans", [[], [(0, 4), (5, 9)], [(3, 9)], [(0, 8)]])
+def test_elements_that_are_in_no_span_are_named(spans):
+    with pytest.raises(ConfigError, match=r"elements \d to \d of weight.exp_avg are missing"):
+        list(find(slice(0, 9), spans, "weight.exp_avg"))
