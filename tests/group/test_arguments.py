@@ -14,6 +14,14 @@ def read_only(array):
     return array
 
 
+def broadcast_blocks(blocks, owners):
+    return lambda group: group.broadcast_blocks(np.ones(6), blocks=blocks, owners=owners)
+
+
+def scatter_lanes(blocks, owners):
+    return lambda group: group.scatter_lanes(np.ones((1, 6)), np.ones(6), lanes=2, blocks=blocks, owners=owners)
+
+
 BAD = {
     "rank out of range": (lambda g: g.broadcast(np.ones(3), 2), "from 0 to 1"),
     "negative rank": (lambda g: g.reduce(np.ones(3), -1), "from 0 to 1"),
@@ -42,6 +50,25 @@ BAD = {
     "one value to scatter": (lambda g: g.reduce_scatter(np.array(1.0)), "at least one axis"),
     "scatter of the wrong shape": (lambda g: g.scatter(np.ones((3, 2)), np.ones(2), g.rank), "shape (2, 2)"),
     "scatter of nothing": (lambda g: g.scatter(None, np.ones(2), g.rank), "shape (2, 2)"),
+    "a block without an owner": (broadcast_blocks([slice(0, 2), slice(2, 4)], [0]), "each of the 2 blocks"),
+    "an owner without a block": (scatter_lanes([], [0]), "each of the 0 blocks"),
+    "an owner out of range": (scatter_lanes([slice(0, 2)], [2]), "ranks from 0 to 1, not 2"),
+    "a negative owner": (broadcast_blocks([slice(0, 2)], [-1]), "ranks from 0 to 1, not -1"),
+    "a block outside": (scatter_lanes([slice(0, 7)], [0]), "within 0 to 6"),
+    "a block counted from the end": (broadcast_blocks([slice(-2, 6)], [0]), "within 0 to 6"),
+    "a block without an end": (broadcast_blocks([slice(2, None)], [0]), "within 0 to 6"),
+    "an empty block": (scatter_lanes([slice(2, 2)], [0]), "with elements"),
+    "a block with gaps": (broadcast_blocks([slice(0, 4, 2)], [0]), "with elements"),
+    "blocks that overlap": (scatter_lanes([slice(0, 3), slice(2, 4)], [0, 0]), "apart"),
+    "blocks out of order": (broadcast_blocks([slice(2, 4), slice(0, 2)], [0, 1]), "in order"),
+    "blocks of a read-only array": (
+        lambda g: g.broadcast_blocks(read_only(np.ones(2)), blocks=[slice(0, 2)], owners=[0]),
+        "pass a copy",
+    ),
+    "lanes of integers": (
+        lambda g: g.scatter_lanes(np.ones((1, 2), int), np.ones(2, int), lanes=2, blocks=[], owners=[]),
+        "cannot be shared",
+    ),
     "subgroup without this rank": (lambda g: g.subgroup([1 - g.rank]), "only members"),
     "subgroup of strangers": (lambda g: g.subgroup([0, 1, 2]), "from 0 to 1"),
     "subgroup with a twin": (lambda g: g.subgroup([0, 0, 1]), "different ranks"),

@@ -1,11 +1,14 @@
 """Real kills, real stops: every survivor learns who it was, and nobody waits for ever."""
 
+import os
+import signal
 import time
 
 import numpy as np
 import pytest
 from group_counters import Counters
 
+from phalanx.buffers import blocks
 from phalanx.errors import PhalanxError
 from phalanx.testing import World
 
@@ -98,6 +101,23 @@ def test_a_stopped_rank_is_named_at_the_deadline(over, hosts, length):
             assert outcome.peer == victim, outcome
             waited_s = (counters.values[outcome.rank] - 10**9) / 1000
             assert timeout_s <= waited_s < timeout_s + 1.0
+
+
+@each_world
+@pytest.mark.parametrize("call", ["scatter_lanes", "broadcast_blocks"])
+def test_a_rank_that_dies_before_its_blocks_are_exchanged_is_named(over, call):
+    def work(group):
+        rows, cuts = group.allocate((1, 9)), {"blocks": blocks(9, 3), "owners": [0, 1, 2]}
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if call == "scatter_lanes":
+            group.scatter_lanes(rows, rows[0], lanes=3, **cuts)
+        else:
+            group.broadcast_blocks(rows[0], **cuts)
+
+    outcomes = World(3, over, processes=True).start(work).outcomes()
+
+    assert [(each.rank, each.kind, each.peer) for each in outcomes] == [(0, "PeerLost", 1), (2, "PeerLost", 1)]
 
 
 @each_world

@@ -2,33 +2,11 @@
 
 import numpy as np
 import pytest
+from group_lanes import LENGTH, Elsewhere, contribute, lane_values, tree_sum
 
-from phalanx.buffers import DType, ReduceOp, blocks, even_part, fold, pieces
+from phalanx.buffers import blocks, even_part
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.testing import World
-
-LENGTH = 1000
-
-
-def lane_values(lane, length=LENGTH):
-    values = np.random.default_rng(lane).normal(size=length) * 10.0 ** (lane % 5)
-    values[::7] = -0.0
-    return values.astype(np.float32)
-
-
-def tree_sum(lanes, length=LENGTH):
-    out = np.empty(length, np.float32)
-    fold(ReduceOp.SUM, DType.F32, [lane_values(lane, length) for lane in range(lanes)], out)
-    return out
-
-
-def contribute(group, lanes, length=LENGTH, dtype="f32"):
-    own = even_part(lanes, group.size, group.rank)
-    spans = pieces(own.start, own.stop, lanes)
-    rows = group.allocate((len(spans), length), dtype)
-    for row, span in zip(rows, spans, strict=True):
-        fold(ReduceOp.SUM, DType.F32, [lane_values(lane, length) for lane in span], row)
-    return rows, group.allocate(length, dtype, shared=True)
 
 
 @pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
@@ -131,18 +109,6 @@ def test_ranks_that_do_something_else_are_told(over):
             group.fold_lanes(rows, out, lanes=2) if group.rank else group.all_reduce(np.zeros(LENGTH, np.float32))
 
     World(2, over).run(work)
-
-
-class Elsewhere:
-    """A piece that lies in other memory, and notes what it is asked for."""
-
-    def __init__(self, values):
-        self.values = values
-        self.asked = []
-
-    def __getitem__(self, block):
-        self.asked.append((block.start, block.stop))
-        return self.values[block]
 
 
 @pytest.mark.parametrize("over", ["memory", "arena"])

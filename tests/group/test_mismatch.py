@@ -3,9 +3,24 @@
 import numpy as np
 import pytest
 
+from phalanx.buffers import blocks, even_part, pieces
 from phalanx.testing import World
 
 F32, F64 = np.float32, np.float64
+
+
+def scatter_lanes(owners, lanes=8):
+    def call(group):
+        own = even_part(lanes, group.size, group.rank)
+        rows = group.allocate((len(pieces(own.start, own.stop, lanes)), 8))
+        group.scatter_lanes(rows, np.ones(8, F32), lanes=lanes, blocks=blocks(8, 4), owners=owners)
+
+    return call
+
+
+def broadcast_blocks(block, owners):
+    return lambda group: group.broadcast_blocks(group.allocate(8), blocks=blocks(8, block), owners=owners)
+
 
 DISAGREEMENTS = {
     "operation": (lambda g: g.all_reduce(np.ones(8, F32)), lambda g: g.all_gather(np.ones(8, F32))),
@@ -17,6 +32,10 @@ DISAGREEMENTS = {
     "root": (lambda g: g.broadcast(np.ones(8, F32), 0), lambda g: g.broadcast(np.ones(8, F32), 1)),
     "barrier": (lambda g: g.barrier(), lambda g: g.all_reduce(np.ones(8, F32))),
     "rows": (lambda g: g.all_gather_unequal(np.ones((2, 3))), lambda g: g.all_gather_unequal(np.ones((2, 4)))),
+    "owners of sums": (scatter_lanes([0, 1]), scatter_lanes([1, 0])),
+    "lanes": (scatter_lanes([0, 1]), scatter_lanes([0, 1], lanes=7)),
+    "owners of blocks": (broadcast_blocks(4, [0, 1]), broadcast_blocks(4, [1, 0])),
+    "blocks": (broadcast_blocks(4, [0, 1]), broadcast_blocks(5, [0, 1])),
     "order": (
         lambda g: (g.all_reduce(np.ones(8, F32)), g.broadcast(np.ones(8, F32))),
         lambda g: (g.broadcast(np.ones(8, F32)), g.all_reduce(np.ones(8, F32))),

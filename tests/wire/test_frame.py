@@ -78,7 +78,7 @@ def test_a_signature_of_another_size_is_refused(size):
         Signature.unpack(bytes(size))
 
 
-@pytest.mark.parametrize("offset", [19, 22, 23, *range(44, 60)])
+@pytest.mark.parametrize("offset", [19, *range(44, 60)])
 def test_a_reserved_byte_that_is_not_zero_is_refused(offset):
     with pytest.raises(BadFrame, match=r"reserved bytes of a (header|signature) must be zero"):
         Header.unpack(changed(HEADER, offset, 1))
@@ -96,7 +96,7 @@ def test_a_control_frame_with_a_signature_is_refused(offset):
         (5, 0, "kind 0 is unknown"),
         (5, 3, "kind 3 is unknown"),
         (16, 0, "collective 0"),
-        (16, 13, "collective 13"),
+        (16, 15, "collective 15"),
         (17, 0, "element type 0"),
         (17, 10, "element type 10"),
         (18, 6, "op 6"),
@@ -155,6 +155,7 @@ def test_an_error_quotes_at_most_16_bytes_of_the_peers(garbage, is_close):
         (Signature(Collective.GATHER, DType.BOOL, 9, root=1), "gather to rank 1 of 9 bool"),
         (Signature(Collective.ALL_GATHER, DType.F64, 3), "all_gather of 3 f64"),
         (Signature(Collective.ALLOCATE, DType.U8, 5), "allocate of 5 u8"),
+        (Signature(Collective.SCATTER_LANES, DType.F32, 5, cuts=0xB7), "scatter_lanes of 5 f32, cut as 00b7"),
         (Signature(Collective.BARRIER, DType.U8, 0), "barrier"),
     ],
 )
@@ -177,6 +178,7 @@ def test_headers_read_as_words():
         lambda: Tag(epoch=-1, sequence=0, round=0),
         lambda: Signature(Collective.SEND, DType.U8, -1),
         lambda: Signature(Collective.SEND, DType.U8, 1, root=0xFFFF),
+        lambda: Signature(Collective.BROADCAST_BLOCKS, DType.U8, 1, cuts=2**16),
         lambda: Header(Kind.DATA, HEADER.tag, None, length=1),
         lambda: Header(Kind.CONTROL, HEADER.tag, HEADER.signature, length=1),
         lambda: Header(Kind.CONTROL, HEADER.tag, None, length=2**64),

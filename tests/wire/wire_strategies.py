@@ -61,6 +61,7 @@ signatures = st.builds(
     numbers,
     st.none() | st.sampled_from(ReduceOp),
     st.none() | ranks,
+    up_to(2**16 - 1),
 )
 
 

@@ -1,6 +1,7 @@
 """Which part goes to whom, and doing it: plans over links, and folding in shared memory."""
 
 from phalanx.collectives import direct, pair, ring, star, tree
+from phalanx.collectives.blocks import cut_shards
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, Costs, Topology, choose
 from phalanx.collectives.lanes import Finish, LaneFold, Row, count_pieces
@@ -28,6 +29,7 @@ __all__ = [
     "Topology",
     "choose",
     "count_pieces",
+    "cut_shards",
     "direct",
     "pair",
     "ring",

@@ -136,7 +136,7 @@ def _candidates(
         yield algorithm, _price(plan, costs, neighbours)
 
 
-def _plans(  # noqa: C901 - one case for each collective
+def _plans(  # noqa: C901, PLR0912 - one case for each collective
     collective: Collective, nbytes: int, size: int
 ) -> Iterator[tuple[Algorithm, Plan]]:
     """Rank 0's plan for each algorithm there is over links, a byte taken as an element.
@@ -173,6 +173,10 @@ def _plans(  # noqa: C901 - one case for each collective
             yield Algorithm.TREE, tree.barrier(0, size)
         case Collective.FOLD_LANES:  # of one piece a rank
             yield Algorithm.DIRECT, direct.all_reduce(0, parts)
+        case Collective.SCATTER_LANES:  # likewise, and of blocks that are shared out evenly
+            yield Algorithm.DIRECT, direct.reduce_scatter(0, parts)
+        case Collective.BROADCAST_BLOCKS:
+            yield Algorithm.DIRECT, direct.all_gather(0, parts)
         case Collective.SEND:
             yield Algorithm.DIRECT, Plan((Round(sends=(Send(1, slice(0, nbytes)),)),))
 

@@ -11,9 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, even_part, fold_pieces, pieces, round_to_bf16, widen_bf16
+from phalanx.buffers import Array, DType, even_part, even_parts, fold_pieces, pieces, round_to_bf16, widen_bf16
 from phalanx.collectives import direct
+from phalanx.collectives.blocks import Shard, broadcast_over_links, cut_shards, end_to_end, join_neighbours
 from phalanx.collectives.call import Call
+from phalanx.collectives.plan import length_of
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
 from phalanx.errors import ConfigError
@@ -30,9 +32,11 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaneFold:
-    """How the pieces of all ranks become one sum, block by block: rank r makes an even part of the ``blocks``.
+    """How the pieces of all ranks become one sum, block by block.
 
-    ``own`` has this rank's only piece as far as this rank folds it; then only what others fold needs to be shown.
+    Rank r makes an even part of the ``blocks``, and everybody gets all of them; or each block has its owner in
+    ``owners``, who makes it and is the only one to get it. ``own`` has this rank's only piece as far as this rank folds
+    it; then only what others fold needs to be shown.
     """
 
     lanes: int
@@ -40,24 +44,39 @@ class LaneFold:
     finish: Finish | None = None
     wire: DType | None = None
     own: Row | None = None
+    owners: Sequence[int] | None = None
 
-    def numbers(self, rank: int, size: int) -> slice:
+    @property
+    def is_scattered(self) -> bool:
+        """Whether a sum stays with who makes it."""
+        return self.owners is not None
+
+    def numbers(self, rank: int, size: int) -> Sequence[int]:
         """The blocks that ``rank`` folds."""
-        return even_part(len(self.blocks), size, rank)
+        if self.owners is None:
+            return range(len(self.blocks))[even_part(len(self.blocks), size, rank)]
+        return [number for number, owner in enumerate(self.owners) if owner == rank]
 
-    def part(self, rank: int, size: int) -> slice:
-        """The elements that ``rank`` folds."""
-        blocks = self.blocks[self.numbers(rank, size)]
-        return slice(blocks[0].start, blocks[-1].stop) if blocks else slice(0, 0)
+    def shards(self, size: int) -> list[Shard]:
+        """The elements that each rank folds."""
+        if self.owners is None:
+            return [join_neighbours(self.blocks[part]) for part in even_parts(len(self.blocks), size)]
+        return cut_shards(self.blocks, self.owners, size)
 
-    def add_up(self, rank: int, size: int, rows: Sequence[Row], dtype: DType, out: Array, start: int = 0) -> None:
-        """Write the sum of all ranks' rows into this rank's blocks of ``out``; the rows begin at element ``start``."""
+    def add_up(
+        self, rank: int, size: int, rows: Sequence[Row], dtype: DType, out: Array, *, is_packed: bool = False
+    ) -> None:
+        """Write the sum of all ranks' rows into this rank's blocks of ``out``.
+
+        Rows that are packed have nothing but those blocks, one after another.
+        """
         spans = list_spans(self.lanes, size)
         numbers = self.numbers(rank, size)
-        for number, block in enumerate(self.blocks[numbers], numbers.start):
-            local = slice(block.start - start, block.stop - start)
+        blocks = [self.blocks[number] for number in numbers]
+        places = end_to_end(map(length_of, blocks)) if is_packed else blocks
+        for number, block, place in zip(numbers, blocks, places, strict=True):
             look = None if self.finish is None else _look_at(self.finish, number)
-            fold_pieces(dtype, spans, [row[local] for row in rows], out[block], look)
+            fold_pieces(dtype, spans, [row[place] for row in rows], out[block], look)
 
 
 @lru_cache
@@ -73,15 +92,17 @@ def list_spans(lanes: int, size: int) -> tuple[range, ...]:
 
 
 def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fold: LaneFold) -> None:
-    """Fold this rank's blocks of all pieces, which lie in the arena, straight into the shared target.
+    """Fold this rank's blocks of all pieces, which lie in the arena, straight into the target.
 
-    Nothing is copied, and nobody writes what another rank shows. Waiting is patient: this goes on beside backward,
-    which needs the core more.
+    All share the target, unless the sum is scattered. Nothing is copied, and nobody writes what another rank reads.
+    Waiting is patient: this goes on beside backward, which needs the core more.
     """
     arena, dtype = runner.arena, call.signature.dtype
-    location, shared = arena.shelf.locate(own), arena.shelf.locate_shared(target)
-    if location is None or shared is None:
-        raise ConfigError("pieces come from group.allocate(...), and out from group.allocate(..., shared=True)")
+    location = arena.shelf.locate(own)
+    shared = None if fold.is_scattered else arena.shelf.locate_shared(target)
+    if len(target) and (location is None or not (shared or fold.is_scattered)):
+        out = "" if fold.is_scattered else ", and out from group.allocate(..., shared=True)"
+        raise ConfigError(f"pieces come from group.allocate(...){out}")
     agreement = runner.open(call, location, shared, is_patient=True)
     row_bytes = len(target) * dtype.itemsize
     rows: list[Row] = []
@@ -97,27 +118,38 @@ def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fo
 
 
 def fold_over_links(runner: LinkRunner, call: Call, own: Array, target: Array, fold: LaneFold) -> None:
-    """Send everybody its part of the own pieces, fold this rank's part of all, and collect the others' sums."""
+    """Send everybody its shard of the own pieces, fold this rank's of all, and collect the others' sums if need be."""
     rank, size = runner.rank, len(runner.links) + 1
     dtype = fold.wire or call.signature.dtype
-    parts = [fold.part(each, size) for each in range(size)]
-    own_rows = own.reshape(count_pieces(fold.lanes, size)[rank], -1)
+    shards = fold.shards(size)
+    rows = _collect(runner, call, own, fold, shards, dtype)
+    sums = target if fold.wire is None else np.empty(len(target), dtype.numpy)
+    fold.add_up(rank, size, list(rows), dtype, sums, is_packed=True)
+    if not fold.is_scattered:
+        broadcast_over_links(runner, call, sums, shards, dtype)
+    if fold.wire is not None:
+        for each in shards[rank] if fold.is_scattered else itertools.chain.from_iterable(shards):
+            widen_bf16(sums[each], target[each])
+
+
+def _collect(
+    runner: LinkRunner, call: Call, own: Array, fold: LaneFold, shards: Sequence[Shard], dtype: DType
+) -> Array:
+    """This rank's shard of all pieces, packed, one row a piece."""
+    rank, counts = runner.rank, count_pieces(fold.lanes, len(shards))
+    own_rows = own.reshape(counts[rank], -1)
     if fold.own is not None:
-        for block in fold.blocks[fold.numbers(rank, size)]:
-            own_rows[0, block] = fold.own[block]
-    leaving = np.concatenate([_narrow(fold.wire, own_rows[:, part].reshape(-1)) for part in parts])
-    outbound = _parts([len(own_rows) * (part.stop - part.start) for part in parts])
-    length = parts[rank].stop - parts[rank].start
-    inbound = _parts([count * length for count in count_pieces(fold.lanes, size)])
+        for number in fold.numbers(rank, len(shards)):
+            own_rows[0, fold.blocks[number]] = fold.own[fold.blocks[number]]
+    cut = [_narrow(fold.wire, row[each]) for shard in shards for row in own_rows for each in shard]
+    leaving = np.concatenate([np.empty(0, dtype.numpy), *cut])  # there may be no block at all
+    lengths = [sum(map(length_of, shard)) for shard in shards]
+    outbound = end_to_end(counts[rank] * length for length in lengths)
+    inbound = end_to_end(count * lengths[rank] for count in counts)
     arrived = np.empty(inbound[-1].stop, dtype.numpy)
     arrived[inbound[rank]] = leaving[outbound[rank]]
     runner.run(direct.all_to_all(rank, outbound, inbound), call, leaving, arrived, dtype)
-
-    sums = target if fold.wire is None else np.empty(len(target), dtype.numpy)
-    fold.add_up(rank, size, list(arrived.reshape(-1, length)) if length else [], dtype, sums, parts[rank].start)
-    runner.run(direct.all_gather(rank, parts), call, sums, sums, dtype)
-    if fold.wire is not None:
-        widen_bf16(sums, target)
+    return arrived.reshape(sum(counts), lengths[rank])
 
 
 def _pieces_by_rank(lanes: int, size: int) -> list[tuple[range, ...]]:
@@ -135,8 +167,3 @@ def _narrow(wire: DType | None, values: Array) -> Array:
     narrow = np.empty(len(values), np.uint16)
     round_to_bf16(values, narrow)
     return narrow
-
-
-def _parts(lengths: Sequence[int]) -> list[slice]:
-    ends = np.cumsum([0, *lengths]).tolist()
-    return [slice(start, stop) for start, stop in itertools.pairwise(ends)]

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, ReduceOp, accumulate, even_parts, finish, round_to_bf16, widen, widen_bf16
+from phalanx.buffers import Array, DType, ReduceOp, even_parts, finish, round_to_bf16, widen, widen_bf16
 from phalanx.collectives import direct, pair, ring, star, tree
+from phalanx.collectives.blocks import Shard, broadcast_in_arena, broadcast_over_links
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, Topology, choose
 from phalanx.collectives.lanes import LaneFold, fold_in_arena, fold_over_links
+from phalanx.collectives.layered import Layered
 from phalanx.collectives.plan import Plan, Receive, Round, Send
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
@@ -47,7 +49,7 @@ class Team:
         self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in channels.items()}
         self.arena = ArenaRunner(arena, epoch) if arena else None
         self._in_arena = self.arena if topology.is_one_host else None  # then links have nothing to do
-        self._between_hosts = self._join_hosts(links)
+        self._layered = Layered(rank, topology, links, self.arena, epoch, names[rank])
 
     def choose(self, collective: Collective, nbytes: int) -> Choice:
         """How a collective over ``nbytes`` would be carried out, and why."""
@@ -60,14 +62,17 @@ class Team:
             return
         algorithm = self._algorithm(call)
         if algorithm is Algorithm.LAYERED:
-            self._all_reduce_layered(call, source, target, wire)
+            self._layered.all_reduce(call, source, target, _op(call), wire)
         elif wire is not None:
             self._all_reduce_as_bf16(call, source, target)
         else:
             self._reduce_over_links(call, self._all_reduce_plan(algorithm, len(source)), algorithm, source, target)
 
     def fold_lanes(self, call: Call, pieces: Array, target: Array, fold: LaneFold) -> None:
-        """Write the sum of all lanes into every target; ``pieces`` has this rank's, one after another."""
+        """Write the sum of all lanes into every target, or each block of it, if it has an owner, into that one's.
+
+        ``pieces`` has this rank's, one after another.
+        """
         if self.size == 1:
             fold.add_up(0, 1, [pieces if fold.own is None else fold.own], call.signature.dtype, target)
         elif self._in_arena:
@@ -119,6 +124,13 @@ class Team:
             self._in_arena.exchange(call, buffer, cuts, wanted, call.signature.dtype)
         else:
             self._run(tree.broadcast(self.rank, self.size, root, len(buffer)), call, buffer, buffer)
+
+    def broadcast_blocks(self, call: Call, array: Array, shards: Sequence[Shard]) -> None:
+        """Make ``shards[r]`` of every array equal to that of rank r."""
+        if self._in_arena:
+            broadcast_in_arena(self._in_arena, call, array, shards)
+        else:
+            broadcast_over_links(self.links, call, array, shards, call.signature.dtype)
 
     def gather(self, call: Call, source: Array, target: Array | None) -> None:
         """Put the sources, one after another, into the root's target."""
@@ -186,7 +198,7 @@ class Team:
     def counts(self) -> tuple[int, int, dict[int, float]]:
         """Bytes sent and received over links, and the seconds waited, by the world's names of those waited for."""
         runners = [self.links, *self._outbound.values(), *self._inbound.values()]
-        runners += [self._between_hosts] if self._between_hosts else []
+        runners += [self._layered.links] if self._layered.links else []
         waited: dict[int, float] = {}
         for seconds_by_rank in [runner.waited_s for runner in runners] + (
             [self.arena.arena.waited_s] if self.arena else []
@@ -241,53 +253,6 @@ class Team:
         plan = direct.all_reduce(self.rank, even_parts(len(source), self.size))
         self.links.run(plan, call, narrow, narrow, DType.BF16, call.signature.op)
         widen_bf16(narrow, target)
-
-    # Several hosts with several ranks
-
-    def _join_hosts(self, links: Mapping[int, Link]) -> LinkRunner | None:
-        """Links to the ranks that have this rank's number on the other hosts, if every host has one."""
-        own_host = self.topology.host_of(self.rank)
-        position = own_host.index(self.rank)
-        if position >= min(map(len, self.topology.hosts)):
-            return None
-        others = {number: links[host[position]] for number, host in enumerate(self.topology.hosts) if host != own_host}
-        return LinkRunner(self.topology.hosts.index(own_host), others, self.epoch, self.names[self.rank])
-
-    def _all_reduce_layered(self, call: Call, source: Array, target: Array, wire: DType | None) -> None:
-        """Fold part r on the host's rank r, exchange it with the other hosts' ranks r, and read all parts here."""
-        op, dtype = _op(call), call.signature.dtype
-        parts = even_parts(len(source), min(map(len, self.topology.hosts)))
-        position = self.topology.host_of(self.rank).index(self.rank)
-        part = parts[position] if position < len(parts) else slice(0, 0)
-        folded = np.empty(part.stop - part.start, dtype.accumulator.numpy)
-        if self.arena:
-            self.arena.reduce_parts(call, source, parts, folded, op, dtype, is_partial=True)
-        else:
-            accumulate(op, dtype, [source], folded)
-        if self._between_hosts:
-            self._exchange_between_hosts(call, folded, wire)
-        finished = np.empty(len(folded), dtype.numpy)
-        finish(op, dtype, folded, self.size, finished)
-        if not self.arena:
-            np.copyto(target, finished)
-            return
-        cuts = [(slice(0, each.stop - each.start),) for each in parts] + [()] * (self.arena.arena.size - len(parts))
-        wanted = [(number, 0, target[each]) for number, each in enumerate(parts)]
-        self.arena.exchange(call, finished, cuts, wanted, dtype)
-
-    def _exchange_between_hosts(self, call: Call, folded: Array, wire: DType | None) -> None:
-        assert self._between_hosts is not None
-        op, dtype = _op(call), call.signature.dtype.accumulator
-        partial = ReduceOp.SUM if op is ReduceOp.MEAN else op
-        plan = direct.all_reduce(self._between_hosts.rank, even_parts(len(folded), len(self.topology.hosts)))
-        travels = folded
-        if wire is not None:
-            travels = np.empty(len(folded), np.uint16)
-            round_to_bf16(folded, travels)
-            dtype = wire
-        self._between_hosts.run(plan, call, travels, travels, dtype, partial)
-        if wire is not None:
-            widen_bf16(travels, folded)
 
     def _algorithm(self, call: Call) -> Algorithm:
         signature = call.signature

@@ -76,6 +76,27 @@ class Calls(ABC):
         """
         return self._now(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire, own), timeout_s)
 
+    def scatter_lanes(
+        self,
+        pieces: Array,
+        out: Array,
+        *,
+        lanes: int,
+        blocks: Sequence[slice],
+        owners: Sequence[int],
+        finish: Finish | None = None,
+        wire: DType | str | None = None,
+        own: Row | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Add up lanes as ``fold_lanes`` does, but each block only on its owner: ``owners`` has a rank for each.
+
+        The blocks come in order and do not overlap. ``out`` is any array as long as a row, or the first row of
+        ``pieces`` itself; of it only this rank's own blocks are written, with the bits of a ``fold_lanes``.
+        """
+        operation = self._operations.scatter_lanes(pieces, out, lanes, blocks, owners, finish, wire, own)
+        return self._now(operation, timeout_s)
+
     def reduce_scatter(
         self,
         array: Array,
@@ -123,6 +144,16 @@ class Calls(ABC):
     def broadcast_nowait(self, array: Array, root: int = 0, *, timeout_s: float | None = None) -> Pending[Array]:
         """Begin a ``broadcast``."""
         return self._later(self._operations.broadcast(array, root), timeout_s)
+
+    def broadcast_blocks(
+        self, array: Array, *, blocks: Sequence[slice], owners: Sequence[int], timeout_s: float | None = None
+    ) -> Array:
+        """Make every block of the array, on all ranks, what its owner has there: ``owners`` has a rank for each.
+
+        The blocks come in order and do not overlap; what none of them covers is left alone. On one host the array comes
+        from ``allocate``.
+        """
+        return self._now(self._operations.broadcast_blocks(array, blocks, owners), timeout_s)
 
     def reduce(
         self, array: Array, root: int = 0, op: ReduceOp | str = ReduceOp.SUM, *, timeout_s: float | None = None

@@ -9,9 +9,19 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from phalanx.buffers import RUN, Array, DType, ReduceOp, check, even_parts, runs
-from phalanx.collectives import Call, Finish, LaneFold, Row, Team, count_pieces
+from phalanx.buffers import RUN, Array, DType, ReduceOp, even_parts, runs
+from phalanx.collectives import Call, Finish, LaneFold, Row, Team, count_pieces, cut_shards
 from phalanx.errors import CollectiveMismatch, ConfigError
+from phalanx.group.arguments import (
+    check_array,
+    check_blocks,
+    check_target,
+    check_writable,
+    flatten,
+    parse_reduction,
+    parse_wire,
+    sum_up_cuts,
+)
 from phalanx.wire import Collective, Signature
 
 Result = TypeVar("Result")
@@ -51,12 +61,12 @@ class Operations:
     ) -> Operation[Array]:
         """The reduction of all arrays, in ``out`` or in place."""
         target = array if out is None else out
-        source_flat, dtype = _flat(array, "array")
-        target_flat = source_flat if target is array else _target(target, array.shape, dtype, "out")
+        source_flat, dtype = flatten(array, "array")
+        target_flat = source_flat if target is array else check_target(target, array.shape, dtype, "out")
         if target is array:
-            _check_writable(array, "array")
-        reduction = _reduction(op, dtype)
-        narrow = None if wire is None else _wire(wire, dtype)
+            check_writable(array, "array")
+        reduction = parse_reduction(op, dtype)
+        narrow = None if wire is None else parse_wire(wire, dtype)
 
         signature = _signature(Collective.ALL_REDUCE, dtype, array.size, reduction)
         return Operation(signature, self._team.all_reduce, (source_flat, target_flat, narrow), target)
@@ -72,51 +82,74 @@ class Operations:
         own: Row | None,
     ) -> Operation[Array]:
         """The sum of all lanes, in ``out``."""
-        flat, dtype = _flat(pieces, "pieces")
+        flat, target, dtype = self._lanes(pieces, out, lanes)
+        cuts = tuple(runs(slice(0, out.size), RUN)) if blocks is None else blocks
+        fold = LaneFold(lanes, cuts, finish, None if wire is None else parse_wire(wire, dtype), own)
+
+        signature = _signature(Collective.FOLD_LANES, dtype, out.size)
+        return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
+
+    def scatter_lanes(
+        self,
+        pieces: Array,
+        out: Array,
+        lanes: int,
+        blocks: Sequence[slice],
+        owners: Sequence[int],
+        finish: Finish | None,
+        wire: DType | str | None,
+        own: Row | None,
+    ) -> Operation[Array]:
+        """The sum of all lanes in the blocks that this rank owns, in ``out``."""
+        flat, target, dtype = self._lanes(pieces, out, lanes)
+        check_blocks(blocks, owners, out.size, self._team.size)
+        fold = LaneFold(lanes, blocks, finish, None if wire is None else parse_wire(wire, dtype), own, owners)
+
+        signature = _signature(Collective.SCATTER_LANES, dtype, out.size, cuts=sum_up_cuts(blocks, owners, lanes))
+        return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
+
+    def _lanes(self, pieces: Array, out: Array, lanes: int) -> tuple[Array, Array, DType]:
+        """Pieces and out, flat, and their type."""
+        flat, dtype = flatten(pieces, "pieces")
         if not (dtype.is_float and lanes >= self._team.size):
             raise ConfigError(f"{lanes} lanes of {dtype.label} cannot be shared by {self._team.size} ranks")
         shape = (count_pieces(lanes, self._team.size)[self._team.rank], out.size)
         if pieces.shape != shape:
             raise ConfigError(f"pieces must have shape {shape}, one row a piece, not {pieces.shape}")
-        target = _target(out, (out.size,), dtype, "out")
-        cuts = tuple(runs(slice(0, out.size), RUN)) if blocks is None else blocks
-        fold = LaneFold(lanes, cuts, finish, None if wire is None else _wire(wire, dtype), own)
-
-        signature = _signature(Collective.FOLD_LANES, dtype, out.size)
-        return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
+        return flat, check_target(out, (out.size,), dtype, "out"), dtype
 
     def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
         """The reduction of all arrays, in the root's array; the others keep theirs."""
-        flat, dtype = _flat(array, "array")
-        reduction, is_root = _reduction(op, dtype), self._rank(root, "root") == self._team.rank
+        flat, dtype = flatten(array, "array")
+        reduction, is_root = parse_reduction(op, dtype), self._rank(root, "root") == self._team.rank
         if is_root:
-            _check_writable(array, "array")
+            check_writable(array, "array")
 
         signature = _signature(Collective.REDUCE, dtype, array.size, reduction, root)
         return Operation(signature, self._team.reduce, (flat, flat if is_root else None), array)
 
     def reduce_scatter(self, array: Array, op: ReduceOp | str, out: Array | None) -> Operation[Array]:
         """This rank's part of the reduction, cut along the first axis."""
-        flat, dtype = _flat(array, "array")
+        flat, dtype = flatten(array, "array")
         if array.ndim == 0:
             raise ConfigError("a single value cannot be scattered: pass an array with at least one axis")
-        reduction, row = _reduction(op, dtype), math.prod(array.shape[1:])
+        reduction, row = parse_reduction(op, dtype), math.prod(array.shape[1:])
         rows = even_parts(array.shape[0], self._team.size)
         parts = [slice(part.start * row, part.stop * row) for part in rows]
         own = rows[self._team.rank]
         shape = (own.stop - own.start, *array.shape[1:])
         target = np.empty(shape, dtype.numpy) if out is None else out
-        target_flat = _target(target, shape, dtype, "out")
+        target_flat = check_target(target, shape, dtype, "out")
 
         signature = _signature(Collective.REDUCE_SCATTER, dtype, array.size, reduction)
         return Operation(signature, self._team.reduce_scatter, (flat, parts, target_flat), target)
 
     def all_gather(self, array: Array, out: Array | None) -> Operation[Array]:
         """All ranks' arrays, stacked by rank."""
-        flat, dtype = _flat(array, "array")
+        flat, dtype = flatten(array, "array")
         shape = (self._team.size, *array.shape)
         target = np.empty(shape, dtype.numpy) if out is None else out
-        target_flat = _target(target, shape, dtype, "out")
+        target_flat = check_target(target, shape, dtype, "out")
         parts = even_parts(len(target_flat), self._team.size)
 
         signature = _signature(Collective.ALL_GATHER, dtype, len(target_flat))
@@ -124,7 +157,7 @@ class Operations:
 
     def all_gather_unequal(self, array: Array) -> Operation[list[Array]]:
         """All ranks' arrays, which may differ in the length of their first axis: first the lengths, then the data."""
-        flat, dtype = _flat(array, "array")
+        flat, dtype = flatten(array, "array")
         if array.ndim == 0:
             raise ConfigError("a single value has no length: use all_gather")
         signature = _signature(Collective.ALL_GATHER, DType.I64, 3 * self._team.size)
@@ -151,16 +184,26 @@ class Operations:
 
     def broadcast(self, array: Array, root: int) -> Operation[Array]:
         """The root's array, in every rank's."""
-        flat, dtype = _flat(array, "array")
+        flat, dtype = flatten(array, "array")
         if self._rank(root, "root") != self._team.rank:
-            _check_writable(array, "array")
+            check_writable(array, "array")
 
         signature = _signature(Collective.BROADCAST, dtype, array.size, root=root)
         return Operation(signature, self._team.broadcast, (flat,), array)
 
+    def broadcast_blocks(self, array: Array, blocks: Sequence[slice], owners: Sequence[int]) -> Operation[Array]:
+        """Each block as its owner has it, in every rank's array."""
+        flat, dtype = flatten(array, "array")
+        check_writable(array, "array")
+        check_blocks(blocks, owners, array.size, self._team.size)
+        shards = cut_shards(blocks, owners, self._team.size)
+
+        signature = _signature(Collective.BROADCAST_BLOCKS, dtype, array.size, cuts=sum_up_cuts(blocks, owners))
+        return Operation(signature, self._team.broadcast_blocks, (flat, shards), array)
+
     def gather(self, array: Array, root: int) -> Operation[Array | None]:
         """All ranks' arrays, stacked by rank, on the root; None elsewhere."""
-        flat, dtype = _flat(array, "array")
+        flat, dtype = flatten(array, "array")
         is_root = self._rank(root, "root") == self._team.rank
         target = np.empty((self._team.size, *array.shape), dtype.numpy) if is_root else None
 
@@ -170,21 +213,21 @@ class Operations:
 
     def scatter(self, array: Array | None, out: Array, root: int) -> Operation[Array]:
         """The root's row of this rank's number, in ``out``."""
-        dtype = DType.of(_array(out, "out"))
-        target = _target(out, out.shape, dtype, "out")
+        dtype = DType.of(check_array(out, "out"))
+        target = check_target(out, out.shape, dtype, "out")
         source = None
         if self._rank(root, "root") == self._team.rank:
             shape = (self._team.size, *out.shape)
-            if array is None or array.shape != shape or DType.of(_array(array, "array")) is not dtype:
+            if array is None or array.shape != shape or DType.of(check_array(array, "array")) is not dtype:
                 raise ConfigError(f"the root must pass an array of shape {shape} and type {dtype.label} to scatter")
-            source = _flat(array, "array")[0]
+            source = flatten(array, "array")[0]
 
         signature = _signature(Collective.SCATTER, dtype, out.size * self._team.size, root=root)
         return Operation(signature, self._team.scatter, (source, target), out)
 
     def all_to_all(self, array: Array) -> Operation[Array]:
         """Part r of every rank's array, in the order of ranks, where r is this rank; cut along the first axis."""
-        flat, dtype = _flat(array, "array")
+        flat, dtype = flatten(array, "array")
         if array.ndim == 0 or array.shape[0] % self._team.size:
             raise ConfigError(
                 f"the first axis of {array.shape} must be a multiple of {self._team.size}, one part a rank"
@@ -196,15 +239,15 @@ class Operations:
 
     def send(self, array: Array, to: int) -> Operation[None]:
         """Send an array to one peer."""
-        flat, dtype = _flat(array, "array")
+        flat, dtype = flatten(array, "array")
         self._peer(to, "to")
         signature = _signature(Collective.SEND, dtype, array.size)
         return Operation(signature, self._team.send, (flat, to), None, ("to", to))
 
     def recv(self, array: Array, source: int) -> Operation[Array]:
         """Receive one peer's array."""
-        dtype = DType.of(_array(array, "array"))
-        flat = _target(array, array.shape, dtype, "array")
+        dtype = DType.of(check_array(array, "array"))
+        flat = check_target(array, array.shape, dtype, "array")
         self._peer(source, "source")
 
         signature = _signature(Collective.SEND, dtype, array.size)
@@ -234,9 +277,9 @@ class Operations:
 
 @lru_cache(maxsize=4096)  # people make the same few calls again and again
 def _signature(
-    collective: Collective, dtype: DType, count: int, op: ReduceOp | None = None, root: int | None = None
+    collective: Collective, dtype: DType, count: int, op: ReduceOp | None = None, root: int | None = None, cuts: int = 0
 ) -> Signature:
-    return Signature(collective, dtype, count, op, root)
+    return Signature(collective, dtype, count, op, root, cuts)
 
 
 def check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -253,46 +296,3 @@ def parse_collective(name: str) -> Collective:
     if name not in known:
         raise ConfigError(f"there is no collective {name!r}: use one of {', '.join(known)}")
     return known[name]
-
-
-def _array(array: Array, name: str) -> Array:
-    if not isinstance(array, np.ndarray):
-        raise ConfigError(f"{name} must be a numpy array, not {type(array).__name__}: pass np.asarray(...) or .numpy()")
-    return array
-
-
-def _flat(array: Array, name: str) -> tuple[Array, DType]:
-    """All elements in a row, as the type says, without a copy."""
-    dtype = DType.of(_array(array, name))
-    if not array.flags.c_contiguous:
-        raise ConfigError(f"{name} is not contiguous: pass np.ascontiguousarray({name})")
-    flat = array if array.ndim == 1 else array.reshape(-1)  # a new view costs microseconds where its address is asked
-    return (flat if flat.dtype == dtype.numpy else flat.view(dtype.numpy)), dtype
-
-
-def _target(array: Array, shape: tuple[int, ...], dtype: DType, name: str) -> Array:
-    flat, found = _flat(array, name)
-    if found is not dtype or array.shape != shape:
-        raise ConfigError(f"{name} must have shape {shape} and type {dtype.label}, not {array.shape} and {found.label}")
-    _check_writable(array, name)
-    return flat
-
-
-def _check_writable(array: Array, name: str) -> None:
-    if not array.flags.writeable:
-        raise ConfigError(f"{name} is read-only, and the result is written into it: pass a copy")
-
-
-def _reduction(op: ReduceOp | str, dtype: DType) -> ReduceOp:
-    reduction = ReduceOp.parse(op)
-    check(reduction, dtype)
-    return reduction
-
-
-def _wire(wire: DType | str, dtype: DType) -> DType | None:
-    narrow = DType.parse(wire)
-    if narrow is dtype:
-        return None
-    if (narrow, dtype) != (DType.BF16, DType.F32):
-        raise ConfigError(f"{dtype.label} cannot travel as {narrow.label}: only f32 can, as bf16")
-    return narrow

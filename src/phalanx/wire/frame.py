@@ -56,6 +56,10 @@ class Collective(IntEnum):
     """Memory that the ranks of a host share."""
     FOLD_LANES = 12
     """An all-reduce in which every rank brings the pieces of its lanes."""
+    SCATTER_LANES = 13
+    """The same as a reduce-scatter: each block goes to the rank that owns it."""
+    BROADCAST_BLOCKS = 14
+    """An all-gather in place: each block comes from the rank that owns it."""
 
 
 _TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
@@ -65,8 +69,9 @@ _TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
 class Signature:
     """What a collective is: ranks that take part in one must agree on every word.
 
-    ``count`` is the elements of the whole buffer. Whether an op or a root makes sense here is not checked: who
-    receives a signature compares it with its own.
+    ``count`` is the elements of the whole buffer, and ``cuts`` a checksum of how it is cut, where that does not follow
+    from the count. Whether an op or a root makes sense here is not checked: who receives a signature compares it with
+    its own.
     """
 
     collective: Collective
@@ -74,9 +79,11 @@ class Signature:
     count: int
     op: ReduceOp | None = None
     root: int | None = None
+    cuts: int = 0
 
     def __post_init__(self) -> None:
         assert 0 <= self.count < 2**64, self.count
+        assert 0 <= self.cuts < 2**16, self.cuts
         assert self.root is None or 0 <= self.root < NO_ROOT, self.root
 
     def pack(self) -> bytes:
@@ -96,7 +103,8 @@ class Signature:
         op = "" if self.op is None else f"({self.op.label})"
         toward = "to" if self.collective in _TO_ROOT else "from"
         root = "" if self.root is None else f" {toward} rank {self.root}"
-        return f"{self.collective.name.lower()}{op}{root} of {self.count} {self.dtype.label}"
+        cuts = f", cut as {self.cuts:04x}" if self.cuts else ""
+        return f"{self.collective.name.lower()}{op}{root} of {self.count} {self.dtype.label}{cuts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +190,14 @@ def check_opening(buffer: bytes | bytearray | memoryview) -> None:
 def _words(signature: Signature) -> tuple[int, ...]:
     op = 0 if signature.op is None else signature.op.code
     root = NO_ROOT if signature.root is None else signature.root
-    return signature.collective, signature.dtype.code, op, 0, root, 0, signature.count
+    return signature.collective, signature.dtype.code, op, 0, root, signature.cuts, signature.count
 
 
 @lru_cache  # the same few signatures come again in every step
 def _signature(words: tuple[int, ...]) -> Signature:
-    collective, dtype, op, pad, root, wide_pad, count = words
-    if pad or wide_pad:
-        raise BadFrame(f"reserved bytes of a signature must be zero, not {pad:#x} and {wide_pad:#x}")
+    collective, dtype, op, reserved, root, cuts, count = words
+    if reserved:
+        raise BadFrame(f"reserved bytes of a signature must be zero, not {reserved:#x}")
     try:
         return Signature(
             collective=Collective(collective),
@@ -197,6 +205,7 @@ def _signature(words: tuple[int, ...]) -> Signature:
             count=count,
             op=ReduceOp.from_code(op) if op else None,
             root=None if root == NO_ROOT else root,
+            cuts=cuts,
         )
     except ValueError:
         codes = f"collective {collective}, element type {dtype} and op {op}"

@@ -1,0 +1,80 @@
+"""Arguments of calls, checked and turned into what the layers below speak of."""
+
+import itertools
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from phalanx.buffers import Array, DType, ReduceOp, check
+from phalanx.errors import ConfigError
+
+
+def check_array(array: Array, name: str) -> Array:
+    """The array, or ConfigError if it is none."""
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(f"{name} must be a numpy array, not {type(array).__name__}: pass np.asarray(...) or .numpy()")
+    return array
+
+
+def flatten(array: Array, name: str) -> tuple[Array, DType]:
+    """All elements in a row, as the type says, without a copy."""
+    dtype = DType.of(check_array(array, name))
+    if not array.flags.c_contiguous:
+        raise ConfigError(f"{name} is not contiguous: pass np.ascontiguousarray({name})")
+    flat = array if array.ndim == 1 else array.reshape(-1)  # a new view costs microseconds where its address is asked
+    return (flat if flat.dtype == dtype.numpy else flat.view(dtype.numpy)), dtype
+
+
+def check_target(array: Array, shape: tuple[int, ...], dtype: DType, name: str) -> Array:
+    """The array, flat; ConfigError unless it has this shape and type and can be written."""
+    flat, found = flatten(array, name)
+    if found is not dtype or array.shape != shape:
+        raise ConfigError(f"{name} must have shape {shape} and type {dtype.label}, not {array.shape} and {found.label}")
+    check_writable(array, name)
+    return flat
+
+
+def check_writable(array: Array, name: str) -> None:
+    """Raise ConfigError if nothing can be written into the array."""
+    if not array.flags.writeable:
+        raise ConfigError(f"{name} is read-only, and the result is written into it: pass a copy")
+
+
+def parse_reduction(op: ReduceOp | str, dtype: DType) -> ReduceOp:
+    """The reduction that is meant, or ConfigError if elements of ``dtype`` have none such."""
+    reduction = ReduceOp.parse(op)
+    check(reduction, dtype)
+    return reduction
+
+
+def parse_wire(wire: DType | str, dtype: DType) -> DType | None:
+    """The type as which ``dtype`` shall travel; None if that is no other."""
+    narrow = DType.parse(wire)
+    if narrow is dtype:
+        return None
+    if (narrow, dtype) != (DType.BF16, DType.F32):
+        raise ConfigError(f"{dtype.label} cannot travel as {narrow.label}: only f32 can, as bf16")
+    return narrow
+
+
+def check_blocks(blocks: Sequence[slice], owners: Sequence[int], length: int, size: int) -> None:
+    """Raise ConfigError unless each block has an owner and the blocks lie, in order, within ``length`` elements."""
+    if len(owners) != len(blocks):
+        raise ConfigError(f"owners must have a rank for each of the {len(blocks)} blocks, not {len(owners)} ranks")
+    strangers = [owner for owner in owners if owner not in range(size)]
+    if strangers:
+        raise ConfigError(f"owners must be ranks from 0 to {size - 1}, not {strangers[0]!r}")
+    end = 0
+    for block in blocks:
+        if block.indices(length) != (block.start, block.stop, 1) or not end <= block.start < block.stop:
+            raise ConfigError(
+                f"blocks must be slices with elements, in order, apart, and within 0 to {length}: {block} is not"
+            )
+        end = block.stop
+
+
+def sum_up_cuts(blocks: Sequence[slice], owners: Sequence[int], lanes: int = 0) -> int:
+    """A checksum by which ranks notice that they cut a buffer differently, as docs/wire-format.md defines it."""
+    owned = ((block.start, block.stop, owner) for block, owner in zip(blocks, owners, strict=True))
+    return crc32(np.array([lanes, *itertools.chain.from_iterable(owned)], "<u8").tobytes()) & 0xFFFF
