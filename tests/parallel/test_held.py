@@ -38,7 +38,7 @@ def test_all_cuts_but_the_own_are_shown():
     bucket, held, whole = make()
     shown = np.full(bucket.length, np.nan, np.float32)
 
-    held.show(shown, slice(1, 3))
+    held.show(shown, range(1, 3))
 
     for number, cut in enumerate(bucket.cuts):
         if number in (1, 2):

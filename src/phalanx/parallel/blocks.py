@@ -4,27 +4,40 @@ Vectorised code may round the tail of an array differently from its body. Blocks
 updated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.parallel.flat import Layout
+from phalanx.parallel.flat import Block, Layout
 
 
 class Leaf(NamedTuple):
-    """A block as a parameter for an optimizer: a view of some elements of ``parameter``, which is called ``name``."""
+    """A block as a parameter for an optimizer: the elements of ``parameter``, called ``name``, from ``start`` on."""
 
     name: str
     parameter: torch.nn.Parameter
     block: torch.nn.Parameter
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Where the block ends within the parameter."""
+        return self.start + int(self.block.numel())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the block has all elements of the parameter."""
+        return bool(self.block.numel() == self.parameter.numel())
 
 
 class Blocks:
-    """The leaves of all blocks of a layout, and what an optimizer knows about them, by name."""
+    """The leaves of all blocks of a layout; this rank updates those of its ``own`` blocks, or all of them."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], layout: Layout) -> None:
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], layout: Layout, own: Collection[Block] | None = None
+    ) -> None:
         self._layout = layout
         self.leaves: list[Leaf] = []
         self._gradients: list[torch.Tensor] = []
@@ -35,7 +48,16 @@ class Blocks:
                     f"{name} is not contiguous: assign parameter.data = parameter.data.contiguous() first"
                 )
             view = torch.nn.Parameter(parameter.data.view(-1)[block.start : block.stop])
-            self.leaves.append(Leaf(name, parameter, view))
+            self.leaves.append(Leaf(name, parameter, view, block.start))
+        chosen = [number for number, block in enumerate(layout.blocks) if own is None or block in own]
+        self._chosen = chosen
+        self.own = [self.leaves[number] for number in chosen]
+
+    @property
+    def nothing(self) -> Leaf:
+        """A leaf without elements, for the optimizer of a rank that owns none: torch's want at least one."""
+        first = self.leaves[0]
+        return Leaf(first.name, first.parameter, torch.nn.Parameter(first.block.data[:0]))
 
     def bind(self, results: Sequence[torch.Tensor]) -> None:
         """Let every block find its gradient in its bucket's result, from now on."""
@@ -43,58 +65,12 @@ class Blocks:
             self._gradients += [result[bucket.find(block)] for block in bucket.blocks]
 
     def set_gradients(self, is_used: Sequence[bool]) -> None:
-        """Give every block its gradient; none, if nobody used its parameter, so that an optimizer passes it over."""
-        for block, leaf, gradient in zip(self._layout.blocks, self.leaves, self._gradients, strict=True):
+        """Give the own blocks their gradients; none, if nobody used its parameter: an optimizer passes it over then."""
+        for number in self._chosen:
+            block, leaf, gradient = self._layout.blocks[number], self.leaves[number], self._gradients[number]
             leaf.block.grad = gradient if is_used[block.entry] else None
 
     def in_model_order(self) -> list[Leaf]:
         """The leaves, parameter after parameter, however these are spread over buckets."""
         places = [(block.entry, block.start) for block in self._layout.blocks]
         return [self.leaves[number] for number in sorted(range(len(places)), key=places.__getitem__)]
-
-    def gather_state(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        """What the optimizer keeps, as ``name.key``: shaped like the parameter, or a single value."""
-        found: dict[str, torch.Tensor] = {}
-        for block, leaf in zip(self._layout.blocks, self.leaves, strict=True):
-            for key, value in optimizer.state.get(leaf.block, {}).items():
-                tensor = torch.as_tensor(value)
-                label = f"{leaf.name}.{key}"
-                if tensor.shape == leaf.block.shape and tensor.ndim:
-                    if label not in found:
-                        found[label] = torch.empty_like(leaf.parameter, dtype=tensor.dtype)
-                    found[label].view(-1)[block.start : block.stop] = tensor
-                elif tensor.ndim == 0:
-                    found[label] = tensor.clone()
-                else:
-                    raise ConfigError(
-                        f"{label} is kept neither for each element nor once: use an element-wise optimizer"
-                    )
-        return found
-
-    def scatter_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, torch.Tensor]) -> None:
-        """Give the optimizer back what ``gather_state`` found; parameters that it does not know begin anew."""
-        by_name: dict[str, dict[str, torch.Tensor]] = {}
-        for label, tensor in state.items():
-            name, _, key = label.rpartition(".")
-            by_name.setdefault(name, {})[key] = tensor
-        for name in by_name.keys() - {leaf.name for leaf in self.leaves}:
-            raise ConfigError(
-                f"the optimizer state has {name}, which this model has not: was it made with this config?"
-            )
-        on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
-        for block, leaf in zip(self._layout.blocks, self.leaves, strict=True):
-            cut = slice(block.start, block.stop)
-            kept = {
-                key: _cut(key, tensor, cut, leaf, on_device=on_device)
-                for key, tensor in by_name.get(leaf.name, {}).items()
-            }
-            if kept:
-                optimizer.state[leaf.block] = kept
-
-
-def _cut(key: str, tensor: torch.Tensor, cut: slice, leaf: Leaf, *, on_device: bool) -> torch.Tensor:
-    if tensor.ndim == 0 and (leaf.parameter.ndim or key == "step"):
-        return tensor.to(leaf.block.device, copy=True) if on_device else tensor.clone()  # as torch's own loading does
-    if tensor.shape != leaf.parameter.shape:
-        raise ConfigError(f"the optimizer state of {leaf.name} has shape {tuple(tensor.shape)}, not its parameter's")
-    return tensor.reshape(-1)[cut].to(leaf.block.device).clone()

@@ -1,20 +1,33 @@
 """A model of your own on many ranks: its gradients are averaged over them while backward goes on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from phalanx.buffers import Array, DType
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
 from phalanx.parallel.agree import broadcast, compare
 from phalanx.parallel.gradients import Parcel, make_parcels
+from phalanx.parallel.marks import Marks
+from phalanx.parallel.norm import clip
+from phalanx.parallel.shards import Ownership
+from phalanx.parallel.turn import Shares, Turn
 from phalanx.transport import Line, Pending
+
+_homes = WeakTensorKeyDictionary()  # of each parameter, the DataParallel that averages its gradient
+
+
+def home_of(parameter: torch.Tensor) -> "DataParallel | None":
+    """The DataParallel that averages the gradient of a parameter."""
+    home: DataParallel | None = _homes.get(parameter)
+    return home
 
 
 class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
@@ -37,14 +50,18 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         if self._wire not in (None, DType.BF16):
             raise ConfigError(f"gradients travel as they are, or f32 as bf16, not as {self._wire.label}: change wire")
         self._line = Line(f"phalanx-exchange-{group.rank}")
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
         self._weight = 1.0
         self._is_synchronised = True
         self._leader = 0
+        self._ownership = Ownership((), ())
+        self._marks = Marks()
         self._hooks: list[Any] = []  # Any: torch is untyped
         named = [*module.named_parameters(), *module.named_buffers()]
         compare(named, group, f"bucket_bytes={bucket_bytes}", f"wire={self._wire and self._wire.label}")
         broadcast([tensor for _, tensor in named], group)
+        for parameter in module.parameters():
+            _homes[parameter] = self
         self._prepare()
         group.on_close(self.close)
 
@@ -84,6 +101,15 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
                 update()
         broadcast([*self.module.parameters(), *self.module.buffers()], self.group, self._leader)
 
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Return the norm of all gradients, and scale them down to ``max_norm`` if it is larger; all ranks call this.
+
+        The norm has the same bits on all ranks, whether an optimizer has sharded the parameters or not.
+        """
+        parameters = [each for each in self.module.parameters() if each.requires_grad and each.numel()]
+        with self._marks.allowing():
+            return clip(parameters, max_norm, self.group, self._ownership)
+
     def close(self) -> None:
         """End the exchanging thread, and all exchanges; closing the group does it, too. Closing twice is harmless."""
         self._line.close()
@@ -106,6 +132,35 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         """Yield the module's."""
         return self.module.named_buffers(*arguments, **named)
 
+    # Sharding: an optimizer on each rank needs only some of the means
+
+    @property
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters whose gradients are exchanged, with their names."""
+        return list(self._trained)
+
+    def shard(self, ownership: Ownership) -> None:
+        """From now on, let each rank have the means only of what it owns; entries are those of ``trained``.
+
+        Parameters of which ``ownership`` has no piece are exchanged as they were.
+        """
+        self._ownership += ownership
+        self._prepare()
+
+    def check_gradients(self, changes: int) -> None:
+        """Return if sharded gradients were changed in place so many times since they were exchanged, else raise."""
+        for number, (name, parameter) in enumerate(self._trained):
+            if self._ownership.has(number) and parameter.grad is not None:
+                self._marks.check(name, parameter.grad, changes)
+
+    def submit(self, what: str, function: Callable[..., None], *arguments: object) -> Pending[None]:
+        """Have something done in the exchanging thread, after all that was begun before."""
+        return self._line.submit(what, function, *arguments)
+
+    def forget_gradients(self) -> None:
+        """Let gradients be added to what is in ``.grad`` now: it was set to zero."""
+        self._marks.clear()
+
     # One exchange
 
     def _prepare(self) -> None:
@@ -115,7 +170,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         named = list(self.module.named_parameters()) if self.group.size > 1 else []  # alone there is nothing to average
         self._frozen = [(name, each) for name, each in named if not each.requires_grad]
         self._trained = [(name, each) for name, each in named if each.requires_grad and each.numel()]
-        self._parcels = make_parcels(self._trained, self.group, self._bucket_bytes)
+        self._parcels = make_parcels(self._trained, self.group, self._bucket_bytes, self._ownership)
         self._places = {
             number: place for each in self._parcels for number, place in zip(each.numbers, each.places, strict=True)
         }
@@ -145,14 +200,14 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         assert turn is not None, "who asks for this has begun a turn"
         self._finish(turn)
 
-    def _begin(self, weight: float, *, is_active: bool) -> "_Turn":
+    def _begin(self, weight: float, *, is_active: bool) -> Turn:
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise ConfigError(f"{name} was frozen when this DataParallel was made: make a new one to train it")
         told = np.array([weight, is_active], np.float64)
-        return _Turn(self._parcels, self._line.submit("the gathering of weights", self._gather, told))
+        return Turn(self._parcels, self._line.submit("the gathering of weights", self._gather, told))
 
-    def _put(self, turn: "_Turn", number: int) -> None:
+    def _put(self, turn: Turn, number: int) -> None:
         """Take the gradient of a parameter along, and let every bucket go that is full and next."""
         name, parameter = self._trained[number]
         if number in turn.came:
@@ -165,29 +220,34 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             place.zero_()
         elif gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of {name} is sparse, and only dense ones are averaged: use sparse=False")
-        elif gradient.data_ptr() != place.data_ptr():
+        elif gradient.data_ptr() == place.data_ptr():
+            self._marks.check_empty(name)
+        else:
             place.copy_(gradient.detach())
             parameter.grad = place.data  # and what was there is free for the next gradient, while it is in cache
         for parcel in turn.take(number):
             parcel.slot.show()
             turn.left.append(self._line.submit("the exchange of a bucket", self._exchange, parcel, turn))
 
-    def _finish(self, turn: "_Turn") -> None:
+    def _finish(self, turn: Turn) -> None:
         """Send what did not come, wait for everything, and put the means where people look for them."""
         for number in range(len(self._trained)):
             if number not in turn.came:
                 self._put(turn, number)
         shares = turn.shares.wait()
-        for pending in turn.left:
-            pending.wait()
-        is_used = np.array([parameter.grad is not None for _, parameter in self._trained], np.uint8)
-        self.group.all_reduce(is_used, "max")
+        are_finite = [pending.wait() for pending in turn.left]
+        flags = np.array([*(each.grad is not None for _, each in self._trained), not all(are_finite)], np.uint8)
+        self.group.all_reduce(flags, "max")
         for parcel in self._parcels:
             parcel.settle(self.group.size)
-        for number in np.flatnonzero(is_used).tolist():
-            self._trained[number][1].grad = self._places[
-                number
-            ].data  # to autograd this is no view, which it could not detach
+            if flags[-1]:
+                parcel.spoil(self.group.rank)
+        self._marks.clear()
+        for number in np.flatnonzero(flags[:-1]).tolist():
+            name, parameter = self._trained[number]
+            parameter.grad = self._places[number].data  # to autograd this is no view, which it could not detach
+            if self._ownership.has(number):
+                self._marks.put(name, parameter.grad)
         broadcast(self.module.buffers(), self.group, shares.first_with_weight)
         self._leader = shares.first_at_work
 
@@ -202,49 +262,9 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
     # In the exchanging thread
 
-    def _gather(self, told: Array) -> "_Shares":
+    def _gather(self, told: Array) -> Shares:
         weights, active = self.group.all_gather(told).T
-        return _Shares(weights, active)
+        return Shares(weights, active)
 
-    def _exchange(self, parcel: Parcel, turn: "_Turn") -> None:
-        parcel.exchange(self.group, turn.shares.wait().scale(self.group.rank), self._wire)
-
-
-class _Shares(NamedTuple):
-    """What each rank's gradients count for in an exchange, and which ranks still work."""
-
-    weights: Array
-    active: Array
-
-    def scale(self, rank: int) -> float:
-        """How often a rank's gradient is in the sum that is divided by the number of ranks."""
-        total = float(self.weights.sum())
-        return float(self.weights[rank]) * len(self.weights) / total if total else 0.0
-
-    @property
-    def is_anybody_at_work(self) -> bool:
-        return bool(self.active.any())
-
-    @property
-    def first_at_work(self) -> int:
-        return int(np.argmax(self.active))
-
-    @property
-    def first_with_weight(self) -> int:
-        return int(np.argmax(self.weights > 0))
-
-
-class _Turn:
-    """One exchange of all gradients: what has come, what has left, and what is waited for."""
-
-    def __init__(self, parcels: Sequence[Parcel], shares: Pending[_Shares]) -> None:
-        self.shares = shares
-        self.came: set[int] = set()
-        self.left: list[Pending[None]] = []
-        self._waiting = list(parcels)[::-1]
-
-    def take(self, number: int) -> Iterator[Parcel]:
-        """Note that a parameter's gradient has come, and yield what can leave: in order, or ranks would differ."""
-        self.came.add(number)
-        while self._waiting and self.came.issuperset(self._waiting[-1].numbers):
-            yield self._waiting.pop()
+    def _exchange(self, parcel: Parcel, turn: Turn) -> bool:
+        return parcel.exchange(self.group, turn.shares.wait().scale(self.group.rank), self._wire)

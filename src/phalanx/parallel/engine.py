@@ -16,13 +16,15 @@ from phalanx.group import Group
 from phalanx.parallel.blocks import Blocks, Leaf
 from phalanx.parallel.buffer_lanes import BufferLanes, list_buffers
 from phalanx.parallel.clock import Clock
-from phalanx.parallel.exchange import Exchange, GroupExchange
+from phalanx.parallel.exchange import Exchange, GroupExchange, share_out
 from phalanx.parallel.flat import Entry, Layout, arrange, lay_out
 from phalanx.parallel.guard import RollingDigest, non_finite
 from phalanx.parallel.lane_run import Batch, LaneRun, Loss, evaluating, split
 from phalanx.parallel.lanes import Deposit, count_rows, own_lanes, plan_deposits, seed_of
+from phalanx.parallel.state import check_names, gather, scatter, wants_on_device
 from phalanx.parallel.summary import Shape, Summary
 from phalanx.parallel.traffic import Traffic
+from phalanx.parallel.weights import Weights
 
 Batches = Callable[[int], Sequence[Batch]]
 """The batches of a lane, one after another: a function of the step and the lane alone, whoever asks."""
@@ -52,7 +54,8 @@ class Engine:
 
     ``make_optimizer`` gets the leaves to update, which are blocks of the parameters, and returns an element-wise
     optimizer of ``torch.optim`` over them. ``clip`` limits the norm of the gradient, 0 does not. ``buckets`` lists the
-    names of the parameters that leave together, if not by size.
+    names of the parameters that leave together, if not by size. With ``zero`` every rank gets the leaves of its own
+    blocks only, so that it keeps only their state; the weights have the same bits.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Engine:
         seed: int = 0,
         clip: float = 0.0,
         buckets: Sequence[Sequence[str]] | None = None,
+        zero: bool = False,
     ) -> None:
         self.model = model
         self.step_number = 0
@@ -78,8 +82,13 @@ class Engine:
         _check(named)
         self._exchange.begin_alike([*model.named_parameters(), *model.named_buffers()])
         self._layout = _lay_out(named, buckets)
-        self._blocks = Blocks(self._parameters, self._layout)
-        self.optimizer = make_optimizer(self._blocks.leaves)
+        sharding = share_out(self._exchange, self._layout) if zero else None
+        self._weights = sharding and Weights(
+            self._parameters, [name for name, _ in named], sharding.ownership, sharding.exchange.group
+        )
+        own = sharding.ownership.of(self._exchange.rank) if sharding else None
+        self._blocks = Blocks(self._parameters, self._layout, own)
+        self.optimizer = make_optimizer(self._blocks.own or [self._blocks.nothing])
         self._digest = RollingDigest(self._blocks.in_model_order())
         self._own = own_lanes(self._exchange.lanes, self._exchange.size, self._exchange.rank)
         self._deposits = plan_deposits(self._own, self._exchange.lanes)
@@ -89,7 +98,9 @@ class Engine:
         device = self._parameters[0].device
         self._devices = [device] if device.type == "cuda" else []
         rows = count_rows(self._deposits)
-        self._traffic = Traffic(self._exchange, self._layout.buckets, self._buffers.bucket, self._summary, rows, device)
+        self._traffic = Traffic(
+            self._exchange, self._layout.buckets, self._buffers.bucket, self._summary, rows, device, sharding
+        )
         slots, is_direct = self._traffic.slots, self._traffic.is_direct
         self._blocks.bind([slot.result for slot in slots])
         self._run = LaneRun(model, self._parameters, self._layout, slots, self._traffic.let_leave, is_direct=is_direct)
@@ -144,13 +155,15 @@ class Engine:
         return found.loss
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Weights with buffers, and what the optimizer keeps, both by name: what a checkpoint needs."""
-        return {"model": self.model.state_dict(), "optimizer": self._blocks.gather_state(self.optimizer)}
+        """Weights with buffers, and what the optimizer keeps on this rank, both by name: what a checkpoint needs."""
+        return {"model": self.model.state_dict(), "optimizer": gather(self.optimizer.state, self._blocks.own)}
 
     def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], step: int) -> None:
         """Go on from what ``state`` gave, with ``step`` as the next step."""
+        check_names(state["optimizer"], [entry.name for entry in self._layout.entries])
+        kept = scatter(state["optimizer"], self._blocks.own, on_device=wants_on_device(self.optimizer))
         self.model.load_state_dict(state["model"])
-        self._blocks.scatter_state(self.optimizer, state["optimizer"])
+        self.optimizer.state.update(kept)
         self.step_number = step
 
     def close(self) -> None:
@@ -250,6 +263,9 @@ class Engine:
         self._traffic.wait_until_back()
         self._blocks.set_gradients((self._summary.used > 0).tolist())
         self.optimizer.step()
+        if self._weights:
+            for bundle in self._weights.bundles:
+                self._weights.share(bundle)
         slot = self._traffic.buffer_slot
         self._buffers.apply(slot.result if slot else None, self._summary.integers)
 

@@ -1,7 +1,7 @@
 """What an engine needs of others: their pieces added up, their words, and whether a step counts."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +11,9 @@ from phalanx.collectives import Finish, Row
 from phalanx.errors import ConfigError, Halted
 from phalanx.group import Group
 from phalanx.parallel.agree import broadcast, compare
+from phalanx.parallel.flat import Layout
 from phalanx.parallel.lanes import own_lanes
+from phalanx.parallel.shards import Ownership, share_blocks
 
 
 class Exchange(Protocol):
@@ -53,6 +55,13 @@ class Exchange(Protocol):
         """How long this rank has waited for others so far."""
 
 
+class Sharding(NamedTuple):
+    """Who owns what, among ranks that reach each other: through a gradient server nobody could show what it updated."""
+
+    ownership: Ownership
+    exchange: "GroupExchange"
+
+
 class GroupExchange:
     """An exchange within a group: through the arena on one host, over links between hosts."""
 
@@ -63,22 +72,22 @@ class GroupExchange:
             )
         self.rank, self.size, self.lanes = group.rank, group.size, group.lanes
         self.is_result_shared = len(group.hosts) == 1 < group.size
-        self._group = group
+        self.group = group
         own = own_lanes(self.lanes, self.size, self.rank)
         self._pieces = len(pieces(own.start, own.stop, self.lanes))
 
     def begin_alike(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Compare names and shapes first, then copy."""
-        compare(named, self._group)
-        broadcast([tensor for _, tensor in named], self._group)
+        compare(named, self.group)
+        broadcast([tensor for _, tensor in named], self.group)
 
     def allocate(self, rows: int, length: int) -> Array:
         """In the arena, if there is one."""
-        return self._group.allocate((rows, length))
+        return self.group.allocate((rows, length))
 
     def allocate_sum(self, length: int) -> Array:
         """Shared, if everybody can share it."""
-        return self._group.allocate(length, shared=True) if self.is_result_shared else np.zeros(length, np.float32)
+        return self.group.allocate(length, shared=True) if self.is_result_shared else np.zeros(length, np.float32)
 
     def fold(
         self,
@@ -90,20 +99,38 @@ class GroupExchange:
         own: Row | None = None,
     ) -> None:
         """One call of the group."""
-        self._group.fold_lanes(rows[: self._pieces], out, lanes=self.lanes, blocks=cuts, finish=finish, own=own)
+        self.group.fold_lanes(rows[: self._pieces], out, lanes=self.lanes, blocks=cuts, finish=finish, own=own)
+
+    def scatter(
+        self, rows: Array, out: Array, cuts: Sequence[slice], owners: Sequence[int], finish: Finish, own: Row | None
+    ) -> None:
+        """Add up the pieces of a bucket as ``fold`` does, but each cut only for its owner."""
+        pieces = rows[: self._pieces]
+        self.group.scatter_lanes(pieces, out, lanes=self.lanes, blocks=cuts, owners=owners, finish=finish, own=own)
 
     def add_up(self, row: Array) -> None:
         """One call of the group."""
-        self._group.all_reduce(row)
+        self.group.all_reduce(row)
 
     def commit(self, loss: float, digest: bytes) -> None:
         """Ask the coordinator."""
-        self._group.commit(loss, digest)
+        self.group.commit(loss, digest)
 
     def halt(self, error: Halted) -> None:
         """Tell the coordinator."""
-        self._group.halt(error)
+        self.group.halt(error)
 
     def waited_s(self) -> float:
         """As the group counts it."""
-        return sum(self._group.statistics().waited_s.values())
+        return sum(self.group.statistics().waited_s.values())
+
+
+def share_out(exchange: Exchange, layout: Layout) -> Sharding | None:
+    """Share blocks out among all ranks; None if there is only one."""
+    if exchange.size == 1:
+        return None
+    if not isinstance(exchange, GroupExchange):
+        raise ConfigError(
+            "workers that only reach a gradient server cannot share an optimizer: leave zero out, or connect them"
+        )
+    return Sharding(share_blocks(layout.blocks, [0] * len(layout.entries), exchange.size), exchange)

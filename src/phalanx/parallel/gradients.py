@@ -1,5 +1,9 @@
-"""Gradients on their way: each has its place, which other ranks can see, and finds the mean of all ranks' there."""
+"""Gradients on their way: each has its place, which other ranks can see, and finds the mean of all ranks' there.
 
+If its parameter is sharded, only the pieces that this rank owns become the mean: others need not know them.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +13,8 @@ import torch
 from phalanx.buffers import Array, DType
 from phalanx.group import Group
 from phalanx.parallel.flat import Bucket, Entry, lay_out
+from phalanx.parallel.guard import square_norm
+from phalanx.parallel.shards import Ownership
 from phalanx.parallel.slots import Slot, as_tensor, dtype_of, make_slot, make_stream, pin
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -18,16 +24,20 @@ _ALIGNED = 64  # elements: a bucket begins at the start of a cache line, as para
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel:
-    """A bucket with its memory: the gradients of the parameters with these ``numbers``, each in its place."""
+    """A bucket with its memory: the gradients of the parameters with these ``numbers``, each in its place.
+
+    ``owners`` has the rank that gets each of the ``cuts``; without it, all get all of them.
+    """
 
     numbers: tuple[int, ...]
     dtype: torch.dtype
     cuts: tuple[slice, ...]
     slot: Slot
     places: tuple[torch.Tensor, ...]
+    owners: tuple[int, ...] | None
 
-    def exchange(self, group: Group, scale: float, wire: DType | None) -> None:
-        """Add up all ranks' gradients, where this rank's count ``scale`` times."""
+    def exchange(self, group: Group, scale: float, wire: DType | None) -> bool:
+        """Add up all ranks' gradients, where this rank's count ``scale`` times; whether what it owns is finite."""
         self.slot.wait_until_shown()
         shown = as_tensor(self.slot.shown, self.dtype)
         if scale == 0:
@@ -35,51 +45,76 @@ class Parcel:
         elif scale != 1:
             shown.mul_(scale)
 
+        squares: list[float] = []
+
         def divide(_: int, values: Array) -> None:
             np.multiply(values, values.dtype.type(1 / group.size), values)
 
-        # A narrow sum may be too large for its type, so it is divided before it is rounded; others later, in passing.
-        group.fold_lanes(
-            self.slot.shown,
-            self.slot.folded,
-            lanes=group.size,
-            blocks=self.cuts,
-            finish=divide if self._is_narrow else None,
-            wire=wire if self.dtype is torch.float32 else None,
-        )
+        def divide_and_measure(number: int, values: Array) -> None:
+            divide(number, values)
+            squares.append(square_norm(values))
+
+        rows, out, size, cuts = self.slot.shown, self.slot.folded, group.size, self.cuts
+        narrow = wire if self.dtype is torch.float32 else None
+        if self.owners is not None:
+            finish = divide_and_measure
+            group.scatter_lanes(rows, out, lanes=size, blocks=cuts, owners=self.owners, finish=finish, wire=narrow)
+        else:
+            # A narrow sum may be too large for its type, and is divided before it is rounded; others later, in passing.
+            finish_narrow = divide if self._is_narrow else None
+            group.fold_lanes(rows, out, lanes=size, blocks=cuts, finish=finish_narrow, wire=narrow)
         self.slot.take_back()
+        return math.isfinite(sum(squares))
 
     def settle(self, size: int) -> None:
         """Put the mean of ``size`` ranks where the gradients are: memory of this rank alone, to be scaled at will."""
         self.slot.wait_until_back()
-        torch.mul(self.slot.result, 1 if self._is_narrow else 1 / size, out=self.slot.rows[0])
+        if self.owners is None:
+            torch.mul(self.slot.result, 1 if self._is_narrow else 1 / size, out=self.slot.rows[0])
+        elif self.slot.result.data_ptr() != self.slot.rows.data_ptr():
+            self.slot.rows[0].copy_(self.slot.result)
+
+    def spoil(self, rank: int) -> None:
+        """Put a NaN where others own: what is not finite somewhere is to be seen on every rank, as GradScaler needs."""
+        if self.owners is not None:
+            for cut, owner in zip(self.cuts, self.owners, strict=True):
+                if owner != rank:
+                    self.slot.rows[0, cut.start] = torch.nan
+                    return
 
     @property
     def _is_narrow(self) -> bool:
         return self.dtype in (torch.bfloat16, torch.float16)
 
 
-def make_parcels(named: Named, group: Group, bucket_bytes: int) -> tuple[Parcel, ...]:
+def make_parcels(named: Named, group: Group, bucket_bytes: int, ownership: Ownership) -> tuple[Parcel, ...]:
     """Parcels for all the parameters, in the order in which they leave; all ranks call this together.
 
-    Parameters of one type share their buckets, and all the buckets of a type lie in one piece of memory.
+    Parameters of one type, if they are sharded alike, share buckets, all of which lie in one piece of memory. Those of
+    which the ``ownership`` knows nothing are not sharded.
     """
-    by_type: dict[torch.dtype, list[int]] = {}
+    alike: dict[tuple[torch.dtype, bool], list[int]] = {}
     for number, (_, parameter) in enumerate(named):
-        by_type.setdefault(parameter.dtype, []).append(number)
-    parcels = [parcel for numbers in by_type.values() for parcel in _make_alike(named, numbers, group, bucket_bytes)]
+        alike.setdefault((parameter.dtype, ownership.has(number)), []).append(number)
+    parcels = [
+        parcel
+        for (_, is_sharded), numbers in alike.items()
+        for parcel in _make_alike(named, numbers, group, bucket_bytes, ownership if is_sharded else None)
+    ]
     # Backward comes to the first parameter of a bucket last: the later it is in the model, the sooner the bucket goes.
     return tuple(sorted(parcels, key=lambda parcel: min(parcel.numbers), reverse=True))
 
 
-def _make_alike(named: Named, numbers: Sequence[int], group: Group, bucket_bytes: int) -> list[Parcel]:
+def _make_alike(
+    named: Named, numbers: Sequence[int], group: Group, bucket_bytes: int, ownership: Ownership | None
+) -> list[Parcel]:
     first = named[numbers[0]][1]
     kind, stream = dtype_of(first), make_stream(first.device)
     entries = [Entry(named[number][0], named[number][1].numel()) for number in numbers]
     buckets = lay_out(entries, -(-bucket_bytes // kind.itemsize)).buckets
     starts = np.cumsum([0, *(-(-bucket.length // _ALIGNED) * _ALIGNED for bucket in buckets)]).tolist()
     shown = group.allocate((1, starts[-1]), kind)
-    folded = group.allocate(starts[-1], kind, shared=len(group.hosts) == 1)
+    folded = shown[0] if ownership else group.allocate(starts[-1], kind, shared=len(group.hosts) == 1)
     if stream is not None:
         pin(shown)
         pin(folded)
@@ -91,6 +126,8 @@ def _make_alike(named: Named, numbers: Sequence[int], group: Group, bucket_bytes
         places = tuple(
             slot.rows[0, at].view(named[number][1].shape) for number, at in zip(owned, bucket.places, strict=True)
         )
-        return Parcel(owned, first.dtype, bucket.cuts, slot, places)
+        origins = [bucket.origins[cut.start] for cut in bucket.cuts]
+        owners = tuple(ownership.owner_at(numbers[entry], start) for entry, start in origins) if ownership else None
+        return Parcel(owned, first.dtype, bucket.cuts, slot, places, owners)
 
     return [make(bucket, start) for bucket, start in zip(buckets, starts, strict=False)]

@@ -1,6 +1,6 @@
 """A bucket's gradients where autograd has left them: what a rank adds up itself is never copied."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 
@@ -21,7 +21,8 @@ class Held:
         entry, start = self._bucket.origins[cut.start]
         return self._flat[entry][start : start + cut.stop - cut.start]
 
-    def show(self, out: Array, own: slice) -> None:
+    def show(self, out: Array, own: Container[int]) -> None:
         """Copy all cuts but those with the numbers ``own`` to their places in ``out``."""
-        for cut in (*self._bucket.cuts[: own.start], *self._bucket.cuts[own.stop :]):
-            out[cut] = self[cut]
+        for number, cut in enumerate(self._bucket.cuts):
+            if number not in own:
+                out[cut] = self[cut]

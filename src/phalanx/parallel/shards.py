@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from phalanx.buffers import even_parts
 from phalanx.errors import ConfigError
@@ -30,6 +30,18 @@ class Way(Enum):
     BALANCED = "balanced"
 
 
+Choice = TypeVar("Choice", Unit, Way)
+
+
+def parse(kind: type[Choice], value: Choice | str) -> Choice:
+    """The unit or way that is meant."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(each.value for each in kind)
+        raise ConfigError(f"{value!r} is no {kind.__name__.lower()}: choose from {known}") from None
+
+
 @dataclass(frozen=True)
 class Ownership:
     """The pieces into which some parameters are cut, each within one of them, and the rank that owns each."""
@@ -45,6 +57,13 @@ class Ownership:
         """Who owns an element of a parameter."""
         starts, owners = self._by_entry[entry]
         return owners[bisect_right(starts, element) - 1]
+
+    def has(self, entry: int) -> bool:
+        """Whether a parameter is sharded at all."""
+        return entry in self._by_entry
+
+    def __add__(self, other: "Ownership") -> "Ownership":
+        return Ownership(self.pieces + other.pieces, self.owners + other.owners)
 
     def fraction(self, rank: int) -> float:
         """How much of all elements a rank owns; of nothing, nothing."""

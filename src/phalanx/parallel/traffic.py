@@ -1,16 +1,17 @@
 """What an engine exchanges in a step, and the thread that does it while backward goes on."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from phalanx.buffers import Array, even_part
-from phalanx.parallel.exchange import Exchange
+from phalanx.parallel.exchange import Exchange, Sharding
 from phalanx.parallel.flat import Bucket
 from phalanx.parallel.guard import square_norm
 from phalanx.parallel.held import Held
+from phalanx.parallel.shards import Ownership
 from phalanx.parallel.slots import Slot, make_slot, make_stream
 from phalanx.parallel.summary import Summary
 from phalanx.transport import Line, Pending
@@ -20,7 +21,8 @@ class Traffic:
     """The buckets of a step on their way; all of it in one order, which is the same on all ranks.
 
     First the lanes' counts go, then bucket after bucket of gradients, then the buffers, if there are any, last the
-    summary. Each rank divides and measures the cuts that it adds up, while they are in cache.
+    summary. Each rank divides and measures the cuts that it adds up, while they are in cache. With
+    ``sharding`` a rank gets only the gradients of what it owns.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Traffic:
         summary: Summary,
         rows: int,
         device: torch.device,
+        sharding: Sharding | None = None,
     ) -> None:
         self._exchange = exchange
         self._summary = summary
@@ -38,9 +41,13 @@ class Traffic:
         self.is_direct = exchange.is_result_shared and exchange.lanes == exchange.size and self._stream is None
         """Whether gradients are handed over as they are: one lane a rank, in an arena."""
         self._buckets = [*gradients, *([buffers] if buffers else [])]
+        self._sharding = sharding
+        self._owners = [_owners(bucket, sharding.ownership) for bucket in gradients] if sharding else []
+        self._own = [self._list_own(number) for number in range(len(self._buckets))]
         stage = exchange.allocate(1, max(bucket.length for bucket in gradients)) if self.is_direct else None
-        self.slots = [self._make_slot(rows, bucket, stage) for bucket in gradients]
-        self.buffer_slot = self._make_slot(rows, buffers, None) if buffers else None
+        is_sharded = sharding is not None
+        self.slots = [self._make_slot(rows, bucket, stage, is_sharded=is_sharded) for bucket in gradients]
+        self.buffer_slot = self._make_slot(rows, buffers, None, is_sharded=False) if buffers else None
         self._gradients = len(gradients)
         self._counts = np.zeros(exchange.lanes)
         self._line = Line(f"phalanx-exchange-{exchange.rank}")
@@ -78,15 +85,14 @@ class Traffic:
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients. Others see this rank's part of a shared result when the step is committed."""
-        for bucket, slot in zip(self._buckets[: self._gradients], self.slots, strict=True):
+        is_own_only = self._exchange.is_result_shared or self._sharding is not None
+        for number, slot in enumerate(self.slots):
             if self._stream is not None:
                 slot.wait_until_back()
                 slot.result.mul_(factor)
                 continue
-            cuts = bucket.cuts
-            if self._exchange.is_result_shared:
-                cuts = cuts[self._own(bucket)]
-            for cut in cuts:
+            cuts = self._buckets[number].cuts
+            for cut in [cuts[each] for each in self._own[number]] if is_own_only else cuts:
                 slot.folded[cut] *= np.float32(factor)
 
     def wait_until_back(self) -> None:
@@ -105,27 +111,44 @@ class Traffic:
         """In the thread: add up a bucket."""
         bucket, is_gradient = self._buckets[number], number < self._gradients
         squares = self._summary.squares[bucket.first_cut :]
-        own = self._own(bucket)
+        own = self._own[number]
         divisor = np.float32(math.fsum(self._counts) if is_gradient else self._exchange.lanes)
 
         def finish(cut: int, values: Array) -> None:
             np.divide(values, divisor, out=values)
-            if is_gradient and own.start <= cut < own.stop:
+            if is_gradient and cut in own:
                 squares[cut] = square_norm(values)
 
         slot.wait_until_shown()
         row = Held(bucket, held) if held else None
         if row:
             row.show(slot.shown[0], own)
-        self._exchange.fold(number, slot.shown, slot.folded, bucket.cuts, finish, row)
+        if is_gradient and self._sharding:
+            owners = self._owners[number]
+            self._sharding.exchange.scatter(slot.shown, slot.folded, bucket.cuts, owners, finish, row)
+        else:
+            self._exchange.fold(number, slot.shown, slot.folded, bucket.cuts, finish, row)
         slot.take_back()
 
-    def _own(self, bucket: Bucket) -> slice:
-        """The cuts that are this rank's to look at."""
-        return even_part(len(bucket.cuts), self._exchange.size, self._exchange.rank)
+    def _list_own(self, number: int) -> Collection[int]:
+        """The cuts of a bucket that are this rank's to look at."""
+        if number < len(self._owners):
+            return [cut for cut, owner in enumerate(self._owners[number]) if owner == self._exchange.rank]
+        part = even_part(len(self._buckets[number].cuts), self._exchange.size, self._exchange.rank)
+        return range(part.start, part.stop)
 
-    def _make_slot(self, rows: int, bucket: Bucket, stage: Array | None) -> Slot:
+    def _make_slot(self, rows: int, bucket: Bucket, stage: Array | None, *, is_sharded: bool) -> Slot:
         """Room for a bucket. All can go through one ``stage``, if nothing stays there: then it stays in cache."""
         shown = self._exchange.allocate(rows, bucket.length) if stage is None else stage[:, : bucket.length]
-        folded = shown[0] if self._exchange.size == 1 else self._exchange.allocate_sum(bucket.length)
+        if stage is not None and is_sharded:
+            folded: Array = np.zeros(bucket.length, np.float32)  # of which only the own cuts ever take up memory
+        elif self._exchange.size == 1 or is_sharded:
+            folded = shown[0]
+        else:
+            folded = self._exchange.allocate_sum(bucket.length)
         return make_slot(shown, folded, torch.float32, self._stream)
+
+
+def _owners(bucket: Bucket, ownership: Ownership) -> list[int]:
+    """Who owns each cut of a bucket."""
+    return [ownership.owner_at(*bucket.origins[cut.start]) for cut in bucket.cuts]

@@ -1,0 +1,76 @@
+"""Whether an optimizer can update a parameter piece by piece."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.parallel.shards import Unit, parse
+
+_STEPS = 3
+_REFUSED = {
+    torch.optim.LBFGS: "searches along a line through all parameters at once, so that no rank could take its part",
+    torch.optim.SparseAdam: "is for sparse gradients, and only dense ones are averaged",
+}
+
+
+def check_class(optimizer_class: object) -> None:
+    """Return if this is a class of optimizers that ranks can share the work of."""
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+        raise ConfigError(
+            f"{optimizer_class!r} is no class of optimizers: pass one of torch.optim or your own subclass"
+        )
+    for refused, reason in _REFUSED.items():
+        if issubclass(optimizer_class, refused):
+            raise ConfigError(f"{optimizer_class.__name__} {reason}: use it without sharding, or another optimizer")
+
+
+def choose_unit(
+    unit: Unit | str | None,
+    optimizer_class: type[torch.optim.Optimizer],
+    settings: Mapping[str, Any],
+    device: torch.device,
+) -> Unit:
+    """The unit that is asked for, if the optimizer can do with it; else blocks, or whole parameters if it must."""
+    wanted = None if unit is None else parse(Unit, unit)
+    if wanted in (Unit.PARAMETER, Unit.LAYER):
+        return wanted
+    if is_elementwise(optimizer_class, settings, device):
+        return Unit.BLOCK
+    if wanted is Unit.BLOCK:
+        raise ConfigError(
+            f"{optimizer_class.__name__} needs whole parameters: leave unit out, or pass parameter or layer"
+        )
+    return Unit.PARAMETER
+
+
+def is_elementwise(
+    optimizer_class: type[torch.optim.Optimizer], settings: Mapping[str, Any], device: torch.device
+) -> bool:
+    """Whether a parameter gets the same bits if it is updated in pieces: tried out with a small one."""
+    random = torch.Generator().manual_seed(0)
+    whole = torch.nn.Parameter(torch.randn(4, 64, generator=random).to(device))
+    parts = [torch.nn.Parameter(part.clone()) for part in whole.data.view(-1).split(64)]
+    gradients = torch.randn(_STEPS, 4, 64, generator=random).to(device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):  # an optimizer that draws numbers is not to disturb others
+        _update(optimizer_class, settings, [whole], [[each] for each in gradients])
+        try:
+            _update(optimizer_class, settings, parts, [each.view(-1).split(64) for each in gradients])
+        except Exception:  # noqa: BLE001 - whatever it is: it does not do with pieces what it does with wholes
+            return False
+    return bool(torch.equal(torch.cat([part.data for part in parts]), whole.data.view(-1)))
+
+
+def _update(
+    optimizer_class: type[torch.optim.Optimizer],
+    settings: Mapping[str, Any],
+    parameters: list[torch.nn.Parameter],
+    gradients: list[Any],  # Any: for each step, as many tensors as there are parameters
+) -> None:
+    optimizer = optimizer_class(parameters, **settings)
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()

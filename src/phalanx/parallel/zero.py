@@ -1,0 +1,220 @@
+"""ZeRO-1: an optimizer of which every rank has a part, and all ranks together do what one would do, bit for bit."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.group import Group
+from phalanx.parallel.agree import compare
+from phalanx.parallel.arrivals import Arrivals
+from phalanx.parallel.data_parallel import DataParallel
+from phalanx.parallel.elementwise import check_class, choose_unit
+from phalanx.parallel.flat import Block
+from phalanx.parallel.shards import Ownership, Unit, Way, parse
+from phalanx.parallel.state import check_names, gather, scatter, wants_on_device
+from phalanx.parallel.zero_groups import check_once, find_homes, list_groups, name, settings_of
+from phalanx.parallel.zero_shard import Shard, share_out
+from phalanx.parallel.zero_state import collect, labels_of_full, make_full
+
+
+class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is untyped to mypy
+    """An optimizer whose state is spread over the ranks of a group: each updates what it owns, and tells the others.
+
+    The parameters are those of a ``DataParallel``, which from now on gives each rank only the means that it needs. They
+    are cut into blocks, if ``optimizer_class`` gives the same bits for parts of a parameter, which is tried out; else
+    each has one owner; or as ``unit`` (block, parameter, layer) and ``way`` (balanced, contiguous, round-robin) say.
+    Narrow parameters are updated in f32. With ``overlap`` weights arrive while the next forward pass goes on.
+    ``settings`` are those of the class.
+    """
+
+    _step_supports_amp_scaling = True  # so that GradScaler says whether it has touched the gradients
+
+    def __init__(
+        self,
+        params: Iterable[Any],  # Any: all that torch's optimizers take
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        group: Group,
+        unit: Unit | str | None = None,
+        way: Way | str = Way.BALANCED,
+        overlap: bool = False,
+        **settings: Any,  # Any: as the class takes them
+    ) -> None:
+        check_class(optimizer_class)
+        groups = list_groups(params)
+        self._group = group
+        self._way = parse(Way, way)
+        self._unit = choose_unit(unit, optimizer_class, settings, groups[0]["params"][0].device)
+        self._overlap = overlap
+        self._arrivals = Arrivals()
+        self._homes: list[DataParallel] = []
+        self._names: dict[int, str] = {}
+        self._shards: list[Shard] = []
+        self._optimizer: torch.optim.Optimizer | None = None
+        defaults = optimizer_class([torch.nn.Parameter(torch.zeros(1, 1))], **settings).defaults
+        self._check(groups, f"{optimizer_class.__qualname__} with {settings} by {self._unit.value}, {self._way.value}")
+        super().__init__(groups, dict(defaults))
+        self._shards = [self._shard(one) for one in self.param_groups]
+        self._optimizer = optimizer_class(
+            [_own_group(one, shard) for one, shard in zip(self.param_groups, self._shards, strict=True)], **settings
+        )
+        self.state = self._optimizer.state
+        """What this rank keeps, by its own pieces of the parameters."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with settings of their own; all ranks add the same. What is kept of others stays as it is."""
+        if self._optimizer is None:  # torch's constructor calls this for each of the first groups
+            super().add_param_group(param_group)
+            return
+        self.wait()
+        (one,) = list_groups([param_group])
+        self._check([one], f"a group with {settings_of(one)}")
+        super().add_param_group(one)
+        self._shards.append(self._shard(self.param_groups[-1]))
+        self._optimizer.add_param_group(_own_group(self.param_groups[-1], self._shards[-1]))
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # Any: whatever the closure gives
+        """Update what this rank owns, and take what others have updated; all ranks call this together."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found = getattr(self, "found_inf", None)  # by a GradScaler, which has then changed the gradients once
+        for home in self._homes:
+            home.check_gradients(changes=0 if found is None else 1)
+        if found is None or not found.item():
+            with torch.no_grad():
+                self._update()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - as torch's
+        """Forget all gradients."""
+        super().zero_grad(set_to_none)
+        for home in self._homes:
+            home.forget_gradients()
+
+    def wait(self) -> None:
+        """Return when all weights are there that the last step has sent on their way, if steps overlap."""
+        self._arrivals.wait()
+
+    # State
+
+    def labelled_state(self) -> dict[str, torch.Tensor]:
+        """What this rank keeps, by parameter and span: ``name.key[start:stop]``, or ``name.key`` if it has it all."""
+        kept = {leaf.block: dict(self.state.get(leaf.block, {})) for shard in self._shards for leaf in shard.leaves}
+        for shard in self._shards:
+            for block in shard.masters():
+                kept[block]["master"] = block.data
+        return gather(kept, [leaf for shard in self._shards for leaf in shard.leaves])
+
+    def load_labelled_state(self, labelled: Mapping[str, torch.Tensor]) -> None:
+        """Load what ``labelled_state`` gave on all ranks of a group of any size; of it, only this rank's part is read.
+
+        If some of that is missing, nothing is changed.
+        """
+        assert self._optimizer
+        check_names(labelled, list(self._names.values()))
+        leaves = [leaf for shard in self._shards for leaf in shard.leaves]
+        found = scatter(labelled, leaves, on_device=wants_on_device(self._optimizer))
+        for block, kept in found.items():
+            if (master := kept.pop("master", None)) is not None:
+                block.data.copy_(master)
+        self.state.update(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's shard, for the same rank of a group of the same size; ``consolidate`` gives all of it."""
+        groups = [
+            {**settings_of(one), "params": [self._names[id(each)] for each in one["params"]]}
+            for one in self.param_groups
+        ]
+        return {"state": self.labelled_state(), "param_groups": groups, "shard": self._place()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load this rank's shard, or, on every rank, what ``consolidate`` or a full optimizer's ``state_dict`` gave."""
+        shard, ours = state_dict.get("shard"), self._place()
+        if shard not in (None, ours):
+            raise ConfigError(
+                f"this is the shard of rank {shard['rank']} of {shard['size']}, and here is rank {ours['rank']} of "
+                f"{ours['size']}: load what consolidate() gives, or a checkpoint"
+            )
+        groups = state_dict["param_groups"]
+        if [len(one["params"]) for one in groups] != [len(one["params"]) for one in self.param_groups]:
+            raise ConfigError("the state has other groups of parameters than this optimizer: make it as it was then")
+        names = [self._names[id(each)] for one in self.param_groups for each in one["params"]]
+        self.load_labelled_state(state_dict["state"] if shard else labels_of_full(state_dict, names))
+        for one, loaded in zip(self.param_groups, groups, strict=True):
+            one.update(settings_of(loaded))
+
+    def consolidate(self, to: int = 0) -> dict[str, Any] | None:
+        """Give rank ``to`` the whole state, as a full optimizer's ``state_dict``; all ranks call this together.
+
+        It comes piece by piece: nobody holds more than the whole and one piece.
+        """
+        shapes = {self._names[id(each)]: each.shape for one in self.param_groups for each in one["params"]}
+        found = collect(self.labelled_state(), shapes, self._group, to)
+        groups = [(settings_of(one), len(one["params"])) for one in self.param_groups]
+        return None if found is None else make_full(found, list(shapes), groups)
+
+    def state_bytes(self) -> int:
+        """The bytes of all that this rank keeps, counted in the tensors that are there."""
+        kept = [value for each in self.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
+        masters = [block for shard in self._shards for block in shard.masters()]
+        return sum(each.nbytes for each in kept + masters)
+
+    def _place(self) -> dict[str, int]:
+        return {"rank": self._group.rank, "size": self._group.size}
+
+    # Making and updating
+
+    def _check(self, groups: list[dict[str, Any]], words: str) -> None:
+        """Raise ConfigError unless these parameters can be added, on all ranks alike."""
+        check_once([*(self.param_groups if self._optimizer else []), *groups])
+        homes = find_homes(groups, self._group)
+        names = name(groups, homes, first=len(self._names))
+        compare([(names[id(each)], each) for one in groups for each in one["params"]], self._group, words)
+        self._names |= names
+        for home in homes:
+            if home not in self._homes:
+                self._homes.append(home)
+                if self._overlap:
+                    self._arrivals.watch(home.module)
+
+    def _shard(self, group: Mapping[str, Any]) -> Shard:
+        """Share a group of parameters out, and have gradients averaged accordingly."""
+        named = [(self._names[id(each)], each) for each in group["params"] if each.requires_grad and each.numel()]
+        ownership = share_out(named, self._unit, self._way, self._group.size)
+        for home in self._homes:
+            numbers = {id(parameter): number for number, (_, parameter) in enumerate(home.trained)}
+            pairs = [
+                (Block(numbers[id(named[piece.entry][1])], piece.start, piece.stop), owner)
+                for piece, owner in zip(ownership.pieces, ownership.owners, strict=True)
+                if id(named[piece.entry][1]) in numbers
+            ]
+            if pairs:
+                home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))))
+        return Shard(named, ownership, self._group)
+
+    def _update(self) -> None:
+        assert self._optimizer
+        self.wait()
+        scale = getattr(self, "grad_scale", None)
+        factor = None if scale is None else float(scale.double().reciprocal().float())  # as GradScaler has it
+        for shard, one, own in zip(self._shards, self.param_groups, self._optimizer.param_groups, strict=True):
+            own.update(settings_of(one))  # which schedulers change
+            shard.begin(factor)
+        self._optimizer.step()
+        for shard in self._shards:
+            shard.end()
+        for shard in self._shards:
+            for weights, bundle in shard.bundles():
+                if self._overlap:
+                    pending = self._homes[0].submit("the arrival of weights", weights.share, bundle)
+                    self._arrivals.put(pending, weights.parameters_of(bundle))
+                else:
+                    weights.share(bundle)
+
+
+def _own_group(group: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
+    return {**settings_of(group), "params": [leaf.block for leaf in shard.leaves]}

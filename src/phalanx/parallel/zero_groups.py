@@ -1,0 +1,76 @@
+"""The parameters that an optimizer is given: in groups, once each, and known by name."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.group import Group
+from phalanx.parallel.data_parallel import DataParallel, home_of
+
+Settings = dict[str, Any]  # Any: as the optimizer's class takes them
+
+
+def settings_of(group: Mapping[str, Any]) -> Settings:
+    """What a group of parameters says besides which they are."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def list_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """The groups that torch's optimizers make of what they take: tensors, pairs with names, or groups of these."""
+    given = list(params)
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    found = []
+    for group in groups:
+        members = group["params"]
+        listed = [members] if isinstance(members, torch.Tensor) else list(members)
+        pairs = [each if isinstance(each, tuple) else (None, each) for each in listed]
+        named = {"param_names": [name for name, _ in pairs]} if pairs and pairs[0][0] is not None else {}
+        found.append({**settings_of(group), "params": [each for _, each in pairs], **named})
+    if not any(group["params"] for group in found):
+        raise ConfigError("there are no parameters to update: pass model.parameters()")
+    return found
+
+
+def check_once(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Return if no parameter is there twice."""
+    seen: dict[int, str] = {}
+    for number, group in enumerate(groups):
+        for place, parameter in enumerate(group["params"]):
+            if not isinstance(parameter, torch.Tensor):
+                raise ConfigError(f"parameter {place} of group {number} is {parameter!r}, and no tensor")
+            where = f"place {place} of group {number}"
+            if id(parameter) in seen:
+                raise ConfigError(f"a parameter is there twice, at {seen[id(parameter)]} and {where}: pass it once")
+            seen[id(parameter)] = where
+
+
+def find_homes(groups: Iterable[Mapping[str, Any]], group: Group) -> list[DataParallel]:
+    """All that average gradients of these parameters in ``group``; ConfigError if one is averaged by none of them."""
+    if group.size == 1:
+        return []
+    homes: dict[int, DataParallel] = {}
+    for parameter in (each for one in groups for each in one["params"] if each.requires_grad):
+        home = home_of(parameter)
+        if home is None:
+            shape = list(parameter.shape)
+            raise ConfigError(
+                f"nobody averages the gradient of the parameter of shape {shape}: wrap the model with DataParallel"
+                "(model, group) first, and pass its parameters"
+            )
+        if home.group is not group:
+            raise ConfigError("the parameters are of a DataParallel of another group: pass that group to both")
+        homes[id(home)] = home
+    return list(homes.values())
+
+
+def name(groups: Iterable[Mapping[str, Any]], homes: Iterable[DataParallel], first: int) -> dict[int, str]:
+    """The name of each parameter by its id: the model's, else the one given with it, else its number."""
+    found: dict[int, str] = {}
+    for group in groups:
+        given = group.get("param_names") or [str(first + len(found) + at) for at in range(len(group["params"]))]
+        found |= {id(parameter): name for parameter, name in zip(group["params"], given, strict=True)}
+    for home in homes:
+        found |= {id(each): name for name, each in home.module.named_parameters() if id(each) in found}
+    return found

@@ -1,0 +1,116 @@
+"""The part of some parameters that a rank updates: their leaves, and how the others get to know what came of them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from phalanx.group import Group
+from phalanx.parallel.blocks import Leaf
+from phalanx.parallel.flat import Block, Entry, lay_out
+from phalanx.parallel.shards import Ownership, Unit, Way, layers_of, share_blocks, share_units
+from phalanx.parallel.weights import Bundle, Weights
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+def share_out(named: Named, unit: Unit, way: Way, ranks: int) -> Ownership:
+    """Who owns what of these parameters; their numbers are their places in ``named``."""
+    entries = [Entry(name, parameter.numel()) for name, parameter in named]
+    if unit is Unit.BLOCK and way is Way.BALANCED:
+        return share_blocks(lay_out(entries, 1).blocks, [0] * len(entries), ranks)
+    if unit is Unit.BLOCK:
+        blocks = lay_out(entries, 1).blocks
+        return Ownership(blocks, tuple(share_units([block.stop - block.start for block in blocks], ranks, way)))
+    layers = (
+        [[number] for number in range(len(named))] if unit is Unit.PARAMETER else layers_of([name for name, _ in named])
+    )
+    owners = share_units([sum(named[number][1].nbytes for number in layer) for layer in layers], ranks, way)
+    owner_of = {number: owner for layer, owner in zip(layers, owners, strict=True) for number in layer}
+    pieces = tuple(Block(number, 0, entry.size) for number, entry in enumerate(entries))
+    return Ownership(pieces, tuple(owner_of[number] for number in range(len(named))))
+
+
+class Shard:
+    """What this rank updates of a group of parameters. Narrow ones are updated in f32 and then rounded.
+
+    Making one moves the parameters to memory that other ranks of the host can read.
+    """
+
+    def __init__(self, named: Named, ownership: Ownership, group: Group) -> None:
+        self._weights = [] if group.size == 1 else _move(named, ownership, group)
+        own = sorted(ownership.of(group.rank), key=lambda piece: (piece.entry, piece.start))
+        self.leaves = [_make_leaf(*named[piece.entry], piece) for piece in own]
+        """The pieces of this rank, as parameters for an optimizer."""
+
+    def begin(self, factor: float | None) -> None:
+        """Give every leaf its gradient, times ``factor`` if there is one."""
+        for weights in self._weights:
+            weights.check()
+        for leaf in self.leaves:
+            gradient = None if leaf.parameter.grad is None else _piece(leaf, leaf.parameter.grad)
+            if gradient is not None and factor is not None:
+                gradient.mul_(factor)
+            if _is_master(leaf):
+                _renew(leaf)
+                gradient = None if gradient is None else gradient.float()
+            leaf.block.grad = gradient
+
+    def end(self) -> None:
+        """Round what is narrow, and let go of the gradients."""
+        for leaf in self.leaves:
+            leaf.block.grad = None
+            if _is_master(leaf):
+                _piece(leaf, leaf.parameter.data).copy_(leaf.block.data)
+
+    def bundles(self) -> list[tuple[Weights, Bundle]]:
+        """All that has to be shared, in the order of the parameters."""
+        return [(weights, bundle) for weights in self._weights for bundle in weights.bundles]
+
+    def masters(self) -> list[torch.nn.Parameter]:
+        """The pieces that are kept in f32 because the parameter is narrow."""
+        return [leaf.block for leaf in self.leaves if _is_master(leaf)]
+
+
+def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
+    """Parameters of one type and device are moved together."""
+    alike: dict[object, list[int]] = {}
+    for number, (_, parameter) in enumerate(named):
+        alike.setdefault((parameter.dtype, parameter.device), []).append(number)
+    found = []
+    for numbers in alike.values():
+        chosen = {number: index for index, number in enumerate(numbers)}
+        pairs = [
+            (Block(chosen[piece.entry], piece.start, piece.stop), owner)
+            for piece, owner in zip(ownership.pieces, ownership.owners, strict=True)
+            if piece.entry in chosen
+        ]
+        pieces, owners = zip(*pairs, strict=True)
+        names, parameters = zip(*(named[number] for number in numbers), strict=True)
+        found.append(Weights(parameters, names, Ownership(pieces, owners), group))
+    return found
+
+
+def _make_leaf(name: str, parameter: torch.nn.Parameter, piece: Block) -> Leaf:
+    is_whole = piece.stop - piece.start == parameter.numel()
+    values = parameter.data if is_whole else parameter.data.view(-1)[piece.start : piece.stop]
+    block = torch.nn.Parameter(values.float() if values.dtype in _NARROW else values)
+    return Leaf(name, parameter, block, piece.start)
+
+
+def _piece(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
+    """What a leaf is of a tensor that is like its parameter."""
+    return tensor if leaf.is_whole else tensor.view(-1)[leaf.start : leaf.stop]
+
+
+def _is_master(leaf: Leaf) -> bool:
+    return leaf.parameter.dtype in _NARROW
+
+
+def _renew(leaf: Leaf) -> None:
+    """Take over weights that somebody else has changed, for example by loading others."""
+    narrow = _piece(leaf, leaf.parameter.data)
+    is_ours = narrow == leaf.block.data.to(narrow.dtype)
+    if not is_ours.all():
+        leaf.block.data.copy_(torch.where(is_ours, leaf.block.data, narrow.float()))
