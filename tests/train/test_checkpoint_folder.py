@@ -6,16 +6,15 @@ import resource
 import select
 import signal
 import struct
-import sys
 from functools import partial
 
 import pytest
 import torch
-from checkpoint_play import alter, assert_same, make, names, remove
+from checkpoint_play import alter, assert_same, kill_at, make, names, remove
 
 from forking import fork, wait
 from phalanx.errors import ConfigError
-from phalanx.train.checkpoint import Checkpoint, cut, load, load_for_resume, prune, save
+from phalanx.train.checkpoint import Checkpoint, cut, list_checkpoints, load, load_for_resume, prune, save
 
 
 @pytest.fixture
@@ -86,6 +85,31 @@ def test_a_step_without_a_checkpoint_is_answered_with_those_that_have_one(folder
 
     words = f"there is no checkpoint of step 150 in {folder}: pass --from-step with one of 100, 200"
     assert str(caught.value) == words
+
+
+# Naming
+
+
+def test_a_checkpoint_a_folder_and_a_run_name_their_checkpoints_in_order(folder):
+    steps = (100_000_000, 200, 1000)
+    for step in steps:
+        save(folder, make(step))
+    (folder.parent / "config.toml").touch()
+    (folder.parent / "last").symlink_to(folder / "step-00001000")
+    expected = [folder / f"step-{step:08}" for step in sorted(steps)]
+
+    assert list_checkpoints(folder) == expected
+    assert list_checkpoints(folder.parent) == expected
+    assert list_checkpoints(folder / "step-00001000") == [expected[1]]
+    assert list_checkpoints(folder.parent / "last") == [expected[1]]
+
+
+@pytest.mark.parametrize("name", ["", "none", "step-00000009"])
+def test_where_no_checkpoint_is_that_is_said(tmp_path, name):
+    with pytest.raises(ConfigError) as caught:
+        list_checkpoints(tmp_path / name)
+
+    assert str(caught.value) == f"there is no checkpoint in {tmp_path / name}: name one, or a run that has some"
 
 
 # Removing
@@ -164,20 +188,6 @@ def test_an_interruption_leaves_no_litter(folder):
         save(folder, checkpoint)
 
     assert names(folder) == []
-
-
-def kill_at(number):
-    """Have the system end this process for good just before the ``number``-th thing that it does to files."""
-    left = number
-
-    def count(event, _):
-        nonlocal left
-        if event in {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
 
 
 def test_killed_before_any_change_to_the_disk_there_is_a_whole_checkpoint_and_the_next_one_can_be_saved(tmp_path):

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import phalanx
-from phalanx.cli import bench
+from phalanx.cli import bench, checkpoint
 from phalanx.cli.coordinator import coordinator, join, token
 from phalanx.cli.generate import generate, reproduce
 from phalanx.cli.gradient_server import gradient_server
@@ -34,6 +34,7 @@ app.command()(plot)
 app.command()(generate)
 app.command()(reproduce)
 app.command()(gradient_server)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,0 +1,106 @@
+"""Saving a checkpoint together: every rank writes its own shard, and rank 0 all else."""
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from phalanx.buffers import Array
+from phalanx.errors import ConfigError
+from phalanx.train.checkpoint import Checkpoint, save
+from phalanx.train.draft import Draft
+from phalanx.train.shard_files import ShardFile
+from phalanx.train.tensor_file import Entry, write_tensors
+
+_HASH_BYTES = 32
+_ONE_FOLDER = "all ranks must see one folder"
+
+
+class Team(Protocol):
+    """Ranks that can tell each other numbers."""
+
+    rank: int
+    size: int
+
+    def add_up(self, row: Array) -> None:
+        """Replace a row of f64 by the sum of all ranks' rows."""
+
+
+def save_together(
+    folder: Path,
+    checkpoint: Checkpoint,
+    shard: Mapping[str, torch.Tensor],
+    team: Team,
+    *,
+    name: str = "optimizer",
+) -> Path:
+    """Write a checkpoint whose set ``name`` is in shards, one of each rank; return its directory. All ranks call it.
+
+    Of ``checkpoint``, only rank 0's files and facts are written, beside where it will be, as ``save`` does. It is there
+    when this returns on rank 0; others need not wait for that. If a rank cannot write, all of them raise the same
+    ConfigError, and nothing stays. A rank that dies leaves at most what the next call removes.
+    """
+    if team.size == 1:
+        return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
+    draft = Draft(folder, checkpoint.step)
+    shard_files = [ShardFile(name, rank, team.size) for rank in range(team.size)]
+    entries: dict[str, Entry] = {}
+
+    def begin() -> None:
+        if team.rank == 0:
+            draft.begin()
+
+    def write() -> Entry:
+        if team.rank == 0:
+            entries.update(draft.write(checkpoint.files, checkpoint.facts))
+        return write_tensors(draft.path / str(shard_files[team.rank]), shard)
+
+    try:
+        _do_all(begin, team, draft)
+        written = dict(zip(shard_files, _do_all(write, team, draft), strict=True))
+        if team.rank == 0:
+            _finish(draft, entries, written)
+    finally:
+        if team.rank == 0:
+            draft.discard()
+    return draft.target
+
+
+def _do_all(act: Callable[[], Entry | None], team: Team, draft: Draft) -> list[Entry]:
+    """What every rank has written, when all have; ConfigError on all of them if the system refused it to one.
+
+    Ranks that failed tell the others, rather than leave them waiting, so that nobody writes any more when rank 0
+    removes the draft.
+    """
+    table = np.zeros((team.size, 2 + _HASH_BYTES))
+    cause: OSError | None = None
+    try:
+        if entry := act():
+            table[team.rank, 1:] = [entry.size_bytes, *bytes.fromhex(entry.sha256)]
+    except OSError as error:
+        cause = error
+        table[team.rank, 0] = error.errno or errno.EIO
+    team.add_up(table.reshape(-1))
+    for rank, number in enumerate(table[:, 0].astype(int).tolist()):
+        if rank and number in (errno.ENOENT, errno.EEXIST):  # that directory is not there, or another, with files in it
+            raise ConfigError(f"rank {rank} does not see the {draft.path} of rank 0: {_ONE_FOLDER}") from cause
+        if number:
+            raise draft.refusal(OSError(number, os.strerror(number)), rank) from cause
+    return [Entry(bytes(row[1:]).hex(), row[0]) for row in table[:, 1:].astype(int).tolist()]
+
+
+def _finish(draft: Draft, entries: Mapping[str, Entry], written: Mapping[ShardFile, Entry]) -> None:
+    try:
+        for shard_file, entry in written.items():
+            path = draft.path / str(shard_file)
+            if not path.exists() or path.stat().st_size != entry.size_bytes:
+                words = f"rank {shard_file.rank}'s shard is not in {draft.folder} here"
+                raise ConfigError(f"{words}: {_ONE_FOLDER}")
+        draft.finish({**entries, **{str(shard_file): entry for shard_file, entry in written.items()}})
+    except OSError as error:
+        raise draft.refusal(error, 0) from error
