@@ -12,7 +12,8 @@ from phalanx.cli import train_show
 from phalanx.cli.train import train
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
 from phalanx.errors import ConfigError
-from phalanx.train.config import Config, parse_config
+from phalanx.train.config import Config
+from phalanx.train.config_text import parse_config
 from phalanx.train.data import open_corpus
 from phalanx.train.log import StepLog
 from phalanx.train.record import StepRecord, float_bits

@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.parallel import seed_of
 from phalanx.train.bundle import reproduce, write_bundle
 from phalanx.train.checkpoint import Checkpoint, load, save
-from phalanx.train.config import parse_config
+from phalanx.train.config_text import parse_config
 from phalanx.train.loop import make_loss, make_model
 from phalanx.train.rundir import RunDir
 

@@ -5,19 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.train.config import (
-    Config,
-    DataConfig,
-    Device,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-    Transport,
-    describe_keys,
-    explain_config,
-    format_config,
-    parse_config,
-)
+from phalanx.train.config import Config, DataConfig, Device, ModelConfig, RunConfig, TrainConfig, Transport
+from phalanx.train.config_text import describe_keys, explain_config, format_config, parse_config
 
 paths = st.none() | st.text(min_size=1)
 configs = st.builds(

@@ -23,7 +23,7 @@ def run(tmp_path):
 def keep(run, config, records, *, is_stopped=False, best=None):
     """Keep steps, of which the last is the last if the run is stopped; the keeper, and the engine that it looks at."""
     corpus = open_corpus(config.data)
-    with training(config) as trainer, Keeper(run, config, corpus, best) as keeper:
+    with training(config) as trainer, Keeper(run, config, corpus, trainer.exchange, best) as keeper:
         for record in records:
             keeper.keep(record, trainer.engine, is_last=is_stopped and record is records[-1])
     return keeper, trainer.engine

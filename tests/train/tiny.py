@@ -7,7 +7,7 @@ import torch
 
 from phalanx.group import alone
 from phalanx.parallel import GroupExchange
-from phalanx.train.config import parse_config
+from phalanx.train.config_text import parse_config
 from phalanx.train.data import open_corpus
 from phalanx.train.loop import Trainer
 

@@ -216,7 +216,7 @@ def test_a_thousand_probes_do_not_keep_a_worker_out(stack, log):
             pass
 
     calling, _, arrival = greet(stack, at)
-    attend(at, lambda _: len(log.records) == 1000)
+    attend(at, lambda _: len(log.records) >= 1000)  # others on this machine may probe, too
 
     assert arrival.origin == origin_of(calling)
 

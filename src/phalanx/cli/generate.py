@@ -22,7 +22,7 @@ def generate(
     import torch  # noqa: PLC0415 - takes seconds, which --help need not wait for
 
     from phalanx.train import checkpoint, model  # noqa: PLC0415
-    from phalanx.train.config import parse_config  # noqa: PLC0415
+    from phalanx.train.config_text import parse_config  # noqa: PLC0415
     from phalanx.train.rundir import RunDir  # noqa: PLC0415
 
     run = RunDir.open(run_dir)

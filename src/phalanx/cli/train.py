@@ -16,7 +16,8 @@ from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Over
 from phalanx.launch import local
 from phalanx.train import log
-from phalanx.train.config import Config, Device, Transport, explain_config, format_config, parse_config
+from phalanx.train.config import Config, Device, Transport
+from phalanx.train.config_text import explain_config, format_config, parse_config
 from phalanx.train.data import Corpus, open_corpus
 from phalanx.train.rundir import RunDir, environment
 from phalanx.transport import Credentials, format_address, make_token
@@ -42,6 +43,9 @@ def train(
     transport: Annotated[
         Transport | None, typer.Option(help="What gradients travel through.", show_default=False)
     ] = None,
+    zero: Annotated[
+        bool | None, typer.Option("--zero/--no-zero", help="Share the optimizer among workers.", show_default=False)
+    ] = None,
     device: Annotated[Device | None, typer.Option(help="What the model is computed on.", show_default=False)] = None,
     run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Where the run is kept.")] = None,
     resume: Annotated[
@@ -64,6 +68,7 @@ def train(
         "train.lanes": lanes,
         "train.seed": seed,
         "run.transport": transport and transport.value,
+        "run.zero": zero,
         "run.device": device and device.value,
         "run.directory": run_dir and str(run_dir),
     }

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -17,7 +17,8 @@ from phalanx.launch.env import read_launch
 from phalanx.parallel import Exchange, GroupExchange, StarExchange
 from phalanx.train.bundle import write_bundle
 from phalanx.train.checkpoint import Checkpoint, load_for_resume
-from phalanx.train.config import Config, Transport, parse_config
+from phalanx.train.config import Config, Transport
+from phalanx.train.config_text import parse_config
 from phalanx.train.data import open_corpus
 from phalanx.train.keeper import Best, Keeper
 from phalanx.train.loop import Trainer, choose_device, make_model
@@ -41,14 +42,14 @@ def work(run: RunDir, from_step: int | None, star: Address | None, wants_stop: C
         if exchange.rank == 0:
             run.record(environment(version=phalanx.__version__, threads=torch.get_num_threads(), device=device.type))
         best = msgspec.convert(start.facts["best"], Best | None) if start else None
-        with Keeper(run, config, corpus, best) if exchange.rank == 0 else nullcontext() as keeper:
+        with Keeper(run, config, corpus, exchange, best) as keeper:
             try:
                 trainer.run(keeper, wants_stop)
             except NonFiniteGradient as error:
                 if error.rank == exchange.rank:
                     _bundle(run, trainer, error)
                 raise
-            if keeper:
+            if exchange.rank == 0:
                 keeper.conclude(trainer.engine)
 
 

@@ -8,7 +8,8 @@ import torch
 from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.parallel import seed_of
 from phalanx.train.checkpoint import Checkpoint, load, save
-from phalanx.train.config import Config, format_config, parse_config
+from phalanx.train.config import Config
+from phalanx.train.config_text import format_config, parse_config
 from phalanx.train.loop import Trainer, choose_device, make_loss, make_model
 from phalanx.train.rundir import RunDir
 

@@ -1,12 +1,9 @@
-"""What a run is made of: a value read from TOML, in which nothing impossible can exist."""
+"""What a run is made of: a value in which nothing impossible can exist."""
 
-import json
 import operator
-import tomllib
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator
 from enum import Enum
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -42,7 +39,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, _, meta in _fields(type(self)):
+        for name, _, meta in fields_of(type(self)):
             for bound, (holds, words) in _BOUNDS.items():
                 limit, value = getattr(meta, bound), getattr(self, name)
                 if limit is not None and not holds(value, limit):
@@ -155,6 +152,7 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int, Meta(ge=1, description="Threads of each; other numbers may give other bits.")
     ] = 1
     transport: Annotated[Transport, Meta(description="What gradients travel through.")] = Transport.AUTO
+    zero: Annotated[bool, Meta(description="Whether workers share the optimizer, each keeping its part.")] = False
     device: Annotated[Device, Meta(description="What the model is computed on.")] = Device.AUTO
     directory: Annotated[
         str | None, Meta(description="Where the run is kept; without it, a new folder under runs/.")
@@ -166,6 +164,11 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
         super().__post_init__()
         if self.directory == "":
             raise ConfigError("run.directory is empty: name a folder, or leave the key out")
+        if self.zero and self.transport is Transport.STAR:
+            raise ConfigError(
+                "workers that only reach a gradient server cannot share an optimizer: leave run.zero out, or take "
+                "another transport"
+            )
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,127 +187,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
 
-class Key(NamedTuple):
-    """One key as people see it; ``default`` is TOML, empty where the key is left out."""
-
-    name: str
-    type: str
-    default: str
-    description: str
-
-
-def parse_config(text: str, sets: Sequence[str] = ()) -> Config:
-    """Return the config that TOML describes, after settings such as ``train.lr=3e-4``, of which the last wins."""
-    given = dict(_read_toml(text)) | dict(_read_setting(each) for each in sets)
-    values: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}  # Any: of the type that the key has
-    for name, value in given.items():
-        section, _, key = name.partition(".")
-        values[section][key] = _convert(name, value)
-    return Config(
-        model=ModelConfig(**values["model"]),
-        data=DataConfig(**values["data"]),
-        train=TrainConfig(**values["train"]),
-        run=RunConfig(**values["run"]),
-    )
-
-
-def format_config(config: Config) -> str:
-    """Return TOML with every key, which ``parse_config`` reads back as an equal config."""
-    tables = []
-    for name, section in _SECTIONS.items():
-        values = {key: getattr(getattr(config, name), key) for key, _, _ in _fields(section)}
-        lines = [f"{key} = {_format(value)}" for key, value in values.items() if value is not None]
-        tables.append("\n".join([f"[{name}]", *lines]))
-    return "\n\n".join(tables) + "\n"
-
-
-def explain_config(config: Config) -> str:
-    """Return TOML with every key, each behind a comment that says what it is; keys that are left out are commented."""
-    keys = {key.name: key for key in describe_keys()}
-    tables = []
-    for name, section in _SECTIONS.items():
-        lines = [f"[{name}]"]
-        for key, _, _ in _fields(section):
-            value = getattr(getattr(config, name), key)
-            lines.append(f"# {keys[f'{name}.{key}'].description}")
-            lines.append(f"# {key} =" if value is None else f"{key} = {_format(value)}")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
-
-
-def describe_keys() -> list[Key]:
-    """Return every key there is, in order."""
-    return [
-        Key(
-            name=f"{name}.{key}",
-            type=_say_type(kind),
-            default="" if (default := getattr(section(), key)) is None else _format(default),
-            description=meta.description or "",
-        )
-        for name, section in _SECTIONS.items()
-        for key, kind, meta in _fields(section)
-    ]
-
-
-def _fields(section: type[_Section]) -> Iterator[tuple[str, Any, Meta]]:  # Any: a type or a union of types
+def fields_of(section: type[_Section]) -> Iterator[tuple[str, Any, Meta]]:  # Any: a type or a union of types
+    """The keys of a section, with their types and what is said about them."""
     for field in msgspec.structs.fields(section):
         kind, meta = get_args(field.type)
         yield field.name, kind, meta
 
 
-_SECTIONS: dict[str, type[_Section]] = {
+SECTIONS: dict[str, type[_Section]] = {
     section.section: section for section in (ModelConfig, DataConfig, TrainConfig, RunConfig)
 }
-_KINDS = {f"{name}.{key}": kind for name, section in _SECTIONS.items() for key, kind, _ in _fields(section)}
-
-
-def _read_toml(text: str) -> Iterator[tuple[str, object]]:
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the config is not TOML: {error}") from error
-    for section, table in tables.items():
-        if section not in _SECTIONS:
-            raise _unknown(section)
-        if not isinstance(table, dict):
-            raise ConfigError(f"{section} is a section, not a key: write [{section}], and its keys below it")
-        yield from ((f"{section}.{key}", value) for key, value in table.items())
-
-
-def _read_setting(text: str) -> tuple[str, object]:
-    name, equals, value = (each.strip() for each in text.partition("="))
-    if not equals:
-        raise ConfigError(f"{text!r} sets nothing: write section.key=value, such as train.lr=3e-4")
-    try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name, value
-
-
-def _convert(name: str, value: object) -> object:
-    if name not in _KINDS:
-        raise _unknown(name)
-    try:
-        return msgspec.convert(value, _KINDS[name])
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{name} must be {_say_type(_KINDS[name])}, not {value!r}") from error
-
-
-def _unknown(name: str) -> ConfigError:
-    known = {each.rpartition(".")[2]: each for each in [*_SECTIONS, *_KINDS]}
-    near = get_close_matches(name.rpartition(".")[2], known, n=1)
-    hint = f"did you mean {known[near[0]]}?" if near else f"the sections are {', '.join(_SECTIONS)}"
-    return ConfigError(f"a config has no {name}: {hint}")
-
-
-def _say_type(kind: Any) -> str:
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return f"one of {', '.join(each.value for each in kind)}"
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a text in quotes")
-
-
-def _format(value: object) -> str:
-    if isinstance(value, Enum):
-        value = value.value
-    # TOML's numbers, booleans and texts are JSON's, but that it refuses a bare DEL.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

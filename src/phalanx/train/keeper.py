@@ -1,4 +1,7 @@
-"""What rank 0 keeps of a run: its log, its checkpoints, and what came of it."""
+"""What is kept of a run: its log, its checkpoints, and what came of it.
+
+Rank 0 keeps all of it; but if ranks share the optimizer, each writes its own shard of a checkpoint.
+"""
 
 import math
 import time
@@ -7,7 +10,7 @@ from typing import Self
 import msgspec
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import Engine, digest_weights
+from phalanx.parallel import Engine, Exchange, digest_weights
 from phalanx.train.checkpoint import Checkpoint, prune, save
 from phalanx.train.config import Config
 from phalanx.train.data import Corpus
@@ -15,6 +18,7 @@ from phalanx.train.log import StepLog
 from phalanx.train.model import generate
 from phalanx.train.record import StepRecord
 from phalanx.train.rundir import RunDir
+from phalanx.train.together import save_together
 
 _SAMPLE_TOKENS = 160
 _PROMPT = b"def "
@@ -41,28 +45,32 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """Writes everything into the run directory as it comes."""
+    """Writes everything into the run directory as it comes. Every rank has one, and makes the same calls."""
 
-    def __init__(self, run: RunDir, config: Config, corpus: Corpus, best: Best | None = None) -> None:
+    def __init__(
+        self, run: RunDir, config: Config, corpus: Corpus, exchange: Exchange, best: Best | None = None
+    ) -> None:
         self._run = run
         self._config = config
         self._corpus = corpus
+        self._exchange = exchange
         self._best = best
-        self._log = StepLog(run.steps)
+        self._log = StepLog(run.steps) if exchange.rank == 0 else None
         self._began = time.perf_counter()
         self._tokens = 0
         self._last: StepRecord | None = None
 
     def keep(self, record: StepRecord, engine: Engine, *, is_last: bool) -> None:
         """Keep a step, and a checkpoint if it is the last or it is time for one."""
-        self._log.append(record)
+        if self._log:
+            self._log.append(record)
         self._last = record
         self._tokens += record.tokens
         if is_last or (record.step + 1) % self._config.run.checkpoint_every == 0:
             self._save(record, engine)
 
     def conclude(self, engine: Engine) -> Result:
-        """Write what came of the run, and a sample of what the model writes."""
+        """On rank 0: write what came of the run, and a sample of what the model writes."""
         assert self._last, "a run has taken a step"
         seconds = time.perf_counter() - self._began
         result = Result(
@@ -88,7 +96,8 @@ class Keeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._log.close()
+        if self._log:
+            self._log.close()
 
     def _write_text(self, engine: Engine) -> bytes:
         train, data = self._config.train, self._config.data
@@ -100,11 +109,19 @@ class Keeper:
         taken, held_out = record.step + 1, math.inf if record.eval_loss is None else record.eval_loss
         if held_out < (self._best.eval_loss if self._best else math.inf):  # which NaN is not
             self._best = Best(taken, held_out)
-        corpus = self._corpus
-        facts = {
-            "corpus": corpus.fingerprint(),
-            "is_bytes": corpus.is_bytes,
+        folder, is_first = self._run.checkpoints, self._exchange.rank == 0
+        if self._config.run.zero:
+            state = engine.state()
+            files = {"model": state["model"]} if is_first else {}
+            save_together(folder, Checkpoint(taken, files, self._facts()), state["optimizer"], self._exchange)
+        elif is_first:
+            save(folder, Checkpoint(taken, engine.state(), self._facts()))
+        if is_first:
+            prune(folder, self._config.run.keep, self._best.step if self._best else None)
+
+    def _facts(self) -> dict[str, object]:
+        return {
+            "corpus": self._corpus.fingerprint(),
+            "is_bytes": self._corpus.is_bytes,
             "best": msgspec.to_builtins(self._best),
         }
-        save(self._run.checkpoints, Checkpoint(taken, engine.state(), facts))
-        prune(self._run.checkpoints, self._config.run.keep, self._best.step if self._best else None)

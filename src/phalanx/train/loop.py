@@ -1,4 +1,4 @@
-"""The training loop of one worker: the same on all of them, but that rank 0 also keeps what comes of it."""
+"""The training loop of one worker: the same on all of them, but that rank 0 keeps most of what comes of it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ class Trainer:
         start: Checkpoint | None = None,
     ) -> None:
         self._config = config
-        self._exchange = exchange
+        self.exchange = exchange
         model = make_model(config, corpus.vocabulary, device)
         self.lanes = Lanes(config, corpus, device)
         self.engine = Engine(
@@ -100,20 +100,20 @@ class Trainer:
             seed=config.train.seed,
             clip=config.train.clip,
             buckets=[part.names for part in list_parts(model)],
+            zero=config.run.zero,
         )
         if start:
             self.engine.load_state(start.files, start.step)
 
-    def run(self, keeper: Keeper | None, wants_stop: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, keeper: Keeper, wants_stop: Callable[[], bool] = lambda: False) -> bool:
         """Take all steps that are left; whether they were all taken before somebody wanted to stop."""
         try:
             for record, is_last in self._steps(wants_stop):
-                if keeper:
-                    keeper.keep(record, self.engine, is_last=is_last)
+                keeper.keep(record, self.engine, is_last=is_last)
         except ConfigError as error:  # the disk is full, or the like: nobody can go on without this rank
-            words = f"rank {self._exchange.rank} stopped at step {self.engine.step_number}: {error}"
+            words = f"rank {self.exchange.rank} stopped at step {self.engine.step_number}: {error}"
             with suppress(Halted):  # all have heard of it already
-                self._exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self._exchange.rank))
+                self.exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self.exchange.rank))
             raise
         finally:
             self.engine.close()
@@ -143,7 +143,7 @@ class Trainer:
                 lr=rate,
                 digest=report.digest.hex(),
                 tokens=train.batch * self._config.data.context,
-                workers=self._exchange.size,
+                workers=self.exchange.size,
                 compute_s=report.compute_s,
                 exchange_s=report.exchange_s,
                 wait_s=report.wait_s,
