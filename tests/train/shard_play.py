@@ -26,7 +26,7 @@ class Seat:
         for each in sockets:
             each.settimeout(30)
 
-    def add_up(self, row):
+    def all_reduce(self, row):
         if self.rank == 0:
             row += sum(self._receive(each, row) for each in self._sockets)
         for each in self._sockets:

@@ -8,7 +8,6 @@ from checkpoint_play import alter, assert_same, names, remove, truncate
 from shard_play import SIZE, cut, make_seats, make_whole, save_by_threads, save_shards
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import GroupExchange
 from phalanx.testing import World
 from phalanx.train.checkpoint import Checkpoint, load, load_for_resume, prune, save
 from phalanx.train.checkpoint import cut as cut_after
@@ -68,7 +67,7 @@ def test_a_group_can_save_together(folder, over):
 
     def work(group):
         shard = cut(whole.files["optimizer"])[group.rank]
-        return save_together(folder, checkpoint, shard, GroupExchange(group))
+        return save_together(folder, checkpoint, shard, group)
 
     paths = World(SIZE, over, lanes=SIZE).run(work)
 
@@ -87,7 +86,7 @@ def test_a_single_value_that_is_no_number_is_the_same_in_all_shards(folder):
 def test_a_set_in_shards_can_have_any_name(folder):
     def work(group):
         shard = cut(make_whole(5).files["optimizer"], 2)[group.rank]
-        return save_together(folder, Checkpoint(5, {}, {}), shard, GroupExchange(group), name="averages")
+        return save_together(folder, Checkpoint(5, {}, {}), shard, group, name="averages")
 
     path, _ = World(2, lanes=2).run(work)
 

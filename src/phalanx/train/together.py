@@ -22,13 +22,18 @@ _ONE_FOLDER = "all ranks must see one folder"
 
 
 class Team(Protocol):
-    """Ranks that can tell each other numbers."""
+    """Ranks that can tell each other numbers, as those of a group."""
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
 
-    def add_up(self, row: Array) -> None:
-        """Replace a row of f64 by the sum of all ranks' rows."""
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def all_reduce(self, array: Array) -> object:
+        """Replace an array by the sum of all ranks' arrays."""
 
 
 def save_together(
@@ -85,7 +90,7 @@ def _do_all(act: Callable[[], Entry | None], team: Team, draft: Draft) -> list[E
     except OSError as error:
         cause = error
         table[team.rank, 0] = error.errno or errno.EIO
-    team.add_up(table.reshape(-1))
+    team.all_reduce(table.reshape(-1))
     for rank, number in enumerate(table[:, 0].astype(int).tolist()):
         if rank and number in (errno.ENOENT, errno.EEXIST):  # that directory is not there, or another, with files in it
             raise ConfigError(f"rank {rank} does not see the {draft.path} of rank 0: {_ONE_FOLDER}") from cause
