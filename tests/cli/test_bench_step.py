@@ -6,40 +6,21 @@ import sys
 
 import pytest
 
-from phalanx.cli.bench_step_plan import StepSystem, make_config, parse_step_systems, rows
-from phalanx.errors import ConfigError
-from phalanx.train.model import count_parameters
+from phalanx.cli.bench_step_plan import StepSystem, rows
+from phalanx.cli.bench_training import Turns
 
 
 def test_the_overhead_is_against_no_exchange():
-    found = rows({StepSystem.ENGINE: [3.0, 1.1, 1.0], StepSystem.NO_EXCHANGE: [1.0, 9.0, 0.5]}, 2, 7)
+    found = rows(Turns(7, {"engine": [3.0, 1.1, 1.0], "no-exchange": [1.0, 9.0, 0.5]}), 2)
 
     assert [(row.system, row.median_s) for row in found] == [("engine", 1.1), ("no-exchange", 1.0)]
     assert [row.overhead for row in found] == pytest.approx([0.1, 0.0])
 
 
 def test_without_no_exchange_there_is_no_overhead():
-    (row,) = rows({StepSystem.DDP_GLOO: [1.0]}, 4, 7)
+    (row,) = rows(Turns(7, {"ddp-gloo": [1.0]}), 4)
 
     assert (row.ranks, row.parameters, row.overhead) == (4, 7, None)
-
-
-def test_the_usual_model_has_about_eleven_million_parameters():
-    assert count_parameters(make_config(384), 256) == pytest.approx(11e6, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"), [("engine,nccl", "no system"), ("engine,engine", "twice"), ("", "no system")]
-)
-def test_bad_systems_are_refused(text, words):
-    with pytest.raises(ConfigError, match=words):
-        parse_step_systems(text)
-
-
-@pytest.mark.parametrize("width", [0, 63, 100])
-def test_a_model_without_whole_heads_is_refused(width):
-    with pytest.raises(ConfigError, match="multiple of 64"):
-        make_config(width)
 
 
 @pytest.mark.slow

@@ -12,12 +12,14 @@ from phalanx.cli.bench_plan import System, parse_ranks, parse_sizes, parse_syste
 from phalanx.cli.bench_show import print_json, print_table, progress
 from phalanx.cli.bench_star import star
 from phalanx.cli.bench_step import step
+from phalanx.cli.bench_zero import zero
 from phalanx.errors import ConfigError, PhalanxError
 
 app = typer.Typer(no_args_is_help=True)
 app.command()(commit)
 app.command()(star)
 app.command()(step)
+app.command()(zero)
 
 
 @app.callback()

@@ -30,7 +30,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         print(erase, end="", file=sys.stderr, flush=True)
 
 
-def print_json(rows: Sequence[Row]) -> None:
+def print_json(rows: Sequence[msgspec.Struct]) -> None:
     """One JSON object for each figure, on a line of its own."""
     for row in rows:
         print(msgspec.json.encode(row).decode(), flush=True)

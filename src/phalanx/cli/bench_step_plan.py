@@ -1,13 +1,11 @@
 """What ``phalanx bench step`` measures, and what its figures mean: decided here, done in ``bench_step_worker``."""
 
 import statistics
-from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import msgspec
 
-from phalanx.errors import ConfigError
-from phalanx.train.config import ModelConfig
+from phalanx.cli.bench_training import Turns
 
 
 class StepSystem(Enum):
@@ -33,30 +31,11 @@ class Row(msgspec.Struct, frozen=True):
     overhead: float | None
 
 
-def parse_step_systems(text: str) -> list[StepSystem]:
-    """Read names with commas between them."""
-    known = {system.value: system for system in StepSystem}
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{name!r} is no system: choose from {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{text} names a system twice: each is measured once")
-    return [known[name] for name in names]
-
-
-def make_config(width: int) -> ModelConfig:
-    """A transformer of six blocks, with heads of 64; 384 wide it has about 11 M parameters."""
-    if width < 64 or width % 64:
-        raise ConfigError(f"the model's width is a multiple of 64, not {width}")
-    return ModelConfig(layers=6, width=width, heads=width // 64, kv_heads=width // 64, hidden=width * 8 // 3)
-
-
-def rows(seconds: Mapping[StepSystem, Sequence[float]], ranks: int, parameters: int) -> list[Row]:
-    """One row for each system; ``seconds`` has those of the slowest rank, step by step."""
-    medians = {system: statistics.median(each) for system, each in seconds.items()}
-    base = medians.get(StepSystem.NO_EXCHANGE)
+def rows(turns: Turns, ranks: int) -> list[Row]:
+    """One row for each system."""
+    medians = {system: statistics.median(each) for system, each in turns.seconds.items()}
+    base = medians.get(StepSystem.NO_EXCHANGE.value)
     return [
-        Row(system.value, ranks, parameters, median, None if base is None else median / base - 1)
+        Row(system, ranks, turns.parameters, median, None if base is None else median / base - 1)
         for system, median in medians.items()
     ]
