@@ -1,10 +1,19 @@
 """ZeroOptimizer gives the bits of the full optimizer, whatever it shards and among however many ranks."""
 
 import pytest
+import torch
 from spread import of_all, spread
-from zero_play import BY_BLOCKS, BY_PARAMETERS, digest, train
+from zero_play import BY_BLOCKS, BY_PARAMETERS, digest, full_and_sharded, make_small, take_steps, train
 
 ALL = BY_BLOCKS | BY_PARAMETERS
+
+
+def train_both(size, kind, over, steps):
+    def work(group):
+        models = [train(group, *ALL[kind], sharded=sharded, steps=steps)[0] for sharded in (False, True)]
+        return [digest(model) for model in models]
+
+    return of_all(spread(size, work, over))
 
 
 @pytest.mark.slow
@@ -12,11 +21,88 @@ ALL = BY_BLOCKS | BY_PARAMETERS
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("kind", ALL)
 def test_weights_are_those_of_the_full_optimizer(kind, size, over):
-    def work(group):
-        full, _ = train(group, *ALL[kind], sharded=False)
-        shared, _ = train(group, *ALL[kind], sharded=True)
-        return [digest(full), digest(shared)]
-
-    full, shared = of_all(spread(size, work, over))
+    full, shared = train_both(size, kind, over, steps=30)
 
     assert shared == full
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "adafactor"])
+def test_a_few_steps_give_the_weights_of_the_full_optimizer(kind, size):
+    full, shared = train_both(size, kind, "arena", steps=3)
+
+    assert shared == full
+
+
+@pytest.mark.parametrize("over", ["arena", "tcp"])
+def test_ranks_on_two_hosts_give_the_weights_of_the_full_optimizer(over):
+    def work(group):
+        def loop(model, make):
+            take_steps(model, make(model.parameters(), lr=1e-2), group, range(3))
+
+        return full_and_sharded(group, loop)
+
+    full, shared = of_all(spread(3, work, over, hosts=["a", "a", "b"]))
+
+    assert shared == full
+
+
+@pytest.mark.parametrize("unit", ["block", "parameter", "layer"])
+def test_any_unit_given_in_any_way_gives_the_weights_of_the_full_optimizer(unit):
+    def work(group):
+        def loop(model, make):
+            take_steps(model, make(model.parameters(), lr=1e-2), group, range(2))
+
+        ways = ["balanced", "contiguous", "round-robin"]
+        return [full_and_sharded(group, loop, unit=unit, way=way) for way in ways]
+
+    digests = of_all(spread(2, work))
+
+    assert [shared for _, shared in digests] == [full for full, _ in digests]
+
+
+def test_muon_updates_whole_matrices():
+    def work(group):
+        def loop(model, make):
+            matrices = [each for each in model.parameters() if each.ndim == 2]
+            others = [each for each in model.parameters() if each.ndim < 2]
+            optimizers = [make(matrices, torch.optim.Muon, lr=1e-2), torch.optim.SGD(others, lr=1e-2)]
+            for step in range(2):
+                take_steps(model, optimizers[0], group, [step])
+                optimizers[1].step()
+                optimizers[1].zero_grad()
+
+        return full_and_sharded(group, loop, model=make_small)
+
+    full, shared = of_all(spread(2, work))
+
+    assert shared == full
+
+
+def test_a_parameter_is_cut_only_for_an_optimizer_that_does_not_mind():
+    def work(group):
+        cut = [train(group, *ALL[kind], sharded=True, steps=1)[1] for kind in ("lion", "scaled")]
+        return [max(leaf.block.numel() for shard in each._shards for leaf in shard.leaves) for each in cut]
+
+    largest = spread(2, work)
+
+    assert max(by_blocks for by_blocks, _ in largest) == 2**18
+    assert max(by_parameters for _, by_parameters in largest) == 577 * 613
+
+
+def test_all_ranks_of_a_subgroup_share_an_optimizer():
+    def work(group):
+        def loop(model, make):
+            take_steps(model, make(model.parameters(), lr=1e-2), pair, range(3))
+
+        found = None
+        if group.rank != 1:
+            pair = group.subgroup([2, 0])
+            found = full_and_sharded(pair, loop)
+        group.barrier()  # a rank that left would end it for all
+        return found
+
+    results = spread(3, work)
+
+    assert results[0] == results[2]
+    assert results[0][0] == results[0][1]

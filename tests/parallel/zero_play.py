@@ -1,5 +1,8 @@
 """What the tests of ZeroOptimizer train: a model whose sizes do not divide, with any optimizer, sharded or full."""
 
+import io
+
+import numpy as np
 import torch
 
 from phalanx.parallel import DataParallel, ZeroOptimizer, digest_weights
@@ -54,6 +57,26 @@ BY_BLOCKS = {
     "adamax": (torch.optim.Adamax, {"lr": 1e-2}),
     "lion": (Lion, {"lr": 1e-3, "weight_decay": 0.1}),
 }
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in Python's numbers, as optimizers of many libraries do."""
+
+    def __init__(self, params, lr=1e-2):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                kept = self.state[parameter]
+                kept["step"] = kept.get("step", 0) + 1
+                parameter.sub_(parameter.grad * (1 - 0.9 ** kept["step"]), alpha=group["lr"])
+
+
+BY_BLOCKS["counting"] = (Counting, {"lr": 0.1})
 BY_PARAMETERS = {
     "adafactor": (torch.optim.Adafactor, {"lr": 1e-2}),
     "scaled": (Scaled, {"lr": 0.1, "momentum": 0.9}),
@@ -82,6 +105,12 @@ def make_model(dtype=torch.float32):
     return Model().to(dtype)
 
 
+def make_small(dtype=torch.float32):
+    """A model for what does not depend on blocks."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(31, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).to(dtype)
+
+
 def make_groups(model):
     """Two groups: matrices, which decay where an optimizer knows how, and the rest at half the rate."""
     parameters = list(model.parameters())
@@ -105,6 +134,26 @@ def train(group, kind, settings, *, sharded, clip=0.5, steps=STEPS, **named):
     return model, optimizer
 
 
+def full_and_sharded(group, loop, *, model=make_model, options=None, **named):
+    """The weights' digests when ``loop(model, make)`` has trained with full optimizers, and with sharded ones.
+
+    ``make`` takes what torch's optimizers take, AdamW's if it is not told ``kind``; ``named`` is for ZeroOptimizer.
+    """
+
+    def make_full(params, kind=torch.optim.AdamW, **settings):
+        return kind(params, **settings)
+
+    def make_sharded(params, kind=torch.optim.AdamW, **settings):
+        return ZeroOptimizer(params, kind, group=group, **named, **settings)
+
+    found = []
+    for make in (make_full, make_sharded):
+        wrapped = DataParallel(model(), group, **(options or {}))
+        loop(wrapped, make)
+        found.append(digest(wrapped))
+    return found
+
+
 def take_steps(model, optimizer, group, steps, *, clip=0.5):
     for step in steps:
         optimizer.zero_grad()
@@ -112,6 +161,31 @@ def take_steps(model, optimizer, group, steps, *, clip=0.5):
         if clip:
             model.clip_grad_norm_(clip)
         optimizer.step()
+
+
+def tell_all(group, state, root=0):
+    """The state that one rank has, on all ranks."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    gathered = group.all_gather_unequal(np.frombuffer(file.getvalue(), np.uint8))
+    return torch.load(io.BytesIO(gathered[root].tobytes()))
+
+
+def find_difference(one, two, where="state"):
+    """Where two states differ in a key, a type or a bit; None if they do not."""
+    if type(one) is not type(two):
+        return f"{where}: {type(one)} and {type(two)}"
+    if isinstance(one, dict):
+        if one.keys() != two.keys():
+            return f"{where}: {sorted(map(str, one))} and {sorted(map(str, two))}"
+        found = (find_difference(one[key], two[key], f"{where}[{key!r}]") for key in one)
+        return next((each for each in found if each), None)
+    if isinstance(one, torch.Tensor):
+        is_same = one.dtype == two.dtype and one.shape == two.shape and torch.equal(one, two)
+        return None if is_same else where
+    if isinstance(one, list):
+        return find_difference(dict(enumerate(one)), dict(enumerate(two)), where)
+    return None if one == two else f"{where}: {one} and {two}"
 
 
 def digest(model):

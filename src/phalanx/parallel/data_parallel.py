@@ -1,6 +1,6 @@
 """A model of your own on many ranks: its gradients are averaged over them while backward goes on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -106,9 +106,14 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
         The norm has the same bits on all ranks, whether an optimizer has sharded the parameters or not.
         """
-        parameters = [each for each in self.module.parameters() if each.requires_grad and each.numel()]
+        parameters = [each for _, each in self._trained] if self.group.size > 1 else list(self.module.parameters())
         with self._marks.allowing():
             return clip(parameters, max_norm, self.group, self._ownership)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - as torch's
+        """Forget all gradients."""
+        super().zero_grad(set_to_none)
+        self._marks.clear()
 
     def close(self) -> None:
         """End the exchanging thread, and all exchanges; closing the group does it, too. Closing twice is harmless."""
@@ -142,24 +147,35 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     def shard(self, ownership: Ownership) -> None:
         """From now on, let each rank have the means only of what it owns; entries are those of ``trained``.
 
-        Parameters of which ``ownership`` has no piece are exchanged as they were.
+        Parameters of which ``ownership`` has no piece are exchanged as they were; others forget who owned them before.
         """
-        self._ownership += ownership
+        pairs = zip(self._ownership.pieces, self._ownership.owners, strict=True)
+        kept = [(piece, owner) for piece, owner in pairs if not ownership.has(piece.entry)]
+        self._ownership = Ownership(tuple(each for each, _ in kept), tuple(each for _, each in kept)) + ownership
         self._prepare()
 
-    def check_gradients(self, changes: int) -> None:
-        """Return if sharded gradients were changed in place so many times since they were exchanged, else raise."""
+    def check_gradients(self, ids: Container[int], changes: int) -> None:
+        """Return if sharded gradients were changed in place so many times since they were exchanged, else raise.
+
+        ``ids`` are those of the parameters that are meant.
+        """
         for number, (name, parameter) in enumerate(self._trained):
-            if self._ownership.has(number) and parameter.grad is not None:
+            if id(parameter) in ids and self._ownership.has(number) and parameter.grad is not None:
                 self._marks.check(name, parameter.grad, changes)
 
     def submit(self, what: str, function: Callable[..., None], *arguments: object) -> Pending[None]:
         """Have something done in the exchanging thread, after all that was begun before."""
         return self._line.submit(what, function, *arguments)
 
-    def forget_gradients(self) -> None:
-        """Let gradients be added to what is in ``.grad`` now: it was set to zero."""
-        self._marks.clear()
+    def run(self, what: str, function: Callable[..., None], *arguments: object) -> None:
+        """Do something when all that was begun before is done."""
+        self._line.run(what, function, *arguments)
+
+    def forget_gradients(self, ids: Container[int]) -> None:
+        """Let gradients be added to what these parameters have in ``.grad`` now: it was set to zero."""
+        for name, parameter in self._trained:
+            if id(parameter) in ids:
+                self._marks.forget(name)
 
     # One exchange
 
@@ -184,10 +200,11 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             self._prepare()
         return self
 
-    def _arrive(self, number: int, _: nn.Parameter) -> None:
+    def _arrive(self, number: int, parameter: nn.Parameter) -> None:
         """A parameter has its gradient: autograd calls this in the middle of backward."""
         if not self._is_synchronised:
             return
+        self._marks.check_empty(self._trained[number][0], parameter.grad)  # before others are told of anything
         if self._turn is None:
             self._turn = self._begin(self._weight, is_active=True)
             self._weight = 1.0
@@ -221,7 +238,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         elif gradient.layout is not torch.strided:
             raise ConfigError(f"the gradient of {name} is sparse, and only dense ones are averaged: use sparse=False")
         elif gradient.data_ptr() == place.data_ptr():
-            self._marks.check_empty(name)
+            self._marks.check_empty(name, gradient)
         else:
             place.copy_(gradient.detach())
             parameter.grad = place.data  # and what was there is free for the next gradient, while it is in cache
@@ -235,15 +252,18 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             if number not in turn.came:
                 self._put(turn, number)
         shares = turn.shares.wait()
-        are_finite = [pending.wait() for pending in turn.left]
-        flags = np.array([*(each.grad is not None for _, each in self._trained), not all(are_finite)], np.uint8)
+        spoilt = {number for pending in turn.left for number in pending.wait()}
+        flags = np.array(
+            [[each.grad is not None, number in spoilt] for number, (_, each) in enumerate(self._trained)], np.uint8
+        )
         self.group.all_reduce(flags, "max")
+        spoilt = set(np.flatnonzero(flags[:, 1]).tolist())
         for parcel in self._parcels:
             parcel.settle(self.group.size)
-            if flags[-1]:
-                parcel.spoil(self.group.rank)
+            if spoilt:
+                parcel.spoil(spoilt, self.group.rank)
         self._marks.clear()
-        for number in np.flatnonzero(flags[:-1]).tolist():
+        for number in np.flatnonzero(flags[:, 0]).tolist():
             name, parameter = self._trained[number]
             parameter.grad = self._places[number].data  # to autograd this is no view, which it could not detach
             if self._ownership.has(number):
@@ -266,5 +286,5 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         weights, active = self.group.all_gather(told).T
         return Shares(weights, active)
 
-    def _exchange(self, parcel: Parcel, turn: Turn) -> bool:
+    def _exchange(self, parcel: Parcel, turn: Turn) -> set[int]:
         return parcel.exchange(self.group, turn.shares.wait().scale(self.group.rank), self._wire)

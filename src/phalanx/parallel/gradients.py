@@ -4,7 +4,7 @@ If its parameter is sharded, only the pieces that this rank owns become the mean
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,18 +26,23 @@ _ALIGNED = 64  # elements: a bucket begins at the start of a cache line, as para
 class Parcel:
     """A bucket with its memory: the gradients of the parameters with these ``numbers``, each in its place.
 
-    ``owners`` has the rank that gets each of the ``cuts``; without it, all get all of them.
+    ``owners`` has the rank that gets each of the ``cuts``; without it, all get all of them. ``origins`` has the number
+    of the parameter that each is of.
     """
 
     numbers: tuple[int, ...]
     dtype: torch.dtype
     cuts: tuple[slice, ...]
+    origins: tuple[int, ...]
     slot: Slot
     places: tuple[torch.Tensor, ...]
     owners: tuple[int, ...] | None
 
-    def exchange(self, group: Group, scale: float, wire: DType | None) -> bool:
-        """Add up all ranks' gradients, where this rank's count ``scale`` times; whether what it owns is finite."""
+    def exchange(self, group: Group, scale: float, wire: DType | None) -> set[int]:
+        """Add up all ranks' gradients, where this rank's count ``scale`` times.
+
+        Returns the numbers of parameters of which this rank owns something that is not finite.
+        """
         self.slot.wait_until_shown()
         shown = as_tensor(self.slot.shown, self.dtype)
         if scale == 0:
@@ -45,14 +50,15 @@ class Parcel:
         elif scale != 1:
             shown.mul_(scale)
 
-        squares: list[float] = []
+        spoilt: set[int] = set()
 
         def divide(_: int, values: Array) -> None:
             np.multiply(values, values.dtype.type(1 / group.size), values)
 
         def divide_and_measure(number: int, values: Array) -> None:
             divide(number, values)
-            squares.append(square_norm(values))
+            if not math.isfinite(square_norm(values)):
+                spoilt.add(self.origins[number])
 
         rows, out, size, cuts = self.slot.shown, self.slot.folded, group.size, self.cuts
         narrow = wire if self.dtype is torch.float32 else None
@@ -64,7 +70,7 @@ class Parcel:
             finish_narrow = divide if self._is_narrow else None
             group.fold_lanes(rows, out, lanes=size, blocks=cuts, finish=finish_narrow, wire=narrow)
         self.slot.take_back()
-        return math.isfinite(sum(squares))
+        return spoilt
 
     def settle(self, size: int) -> None:
         """Put the mean of ``size`` ranks where the gradients are: memory of this rank alone, to be scaled at will."""
@@ -74,13 +80,12 @@ class Parcel:
         elif self.slot.result.data_ptr() != self.slot.rows.data_ptr():
             self.slot.rows[0].copy_(self.slot.result)
 
-    def spoil(self, rank: int) -> None:
-        """Put a NaN where others own: what is not finite somewhere is to be seen on every rank, as GradScaler needs."""
+    def spoil(self, numbers: Container[int], rank: int) -> None:
+        """Put a NaN where others own something of these parameters: GradScaler looks for one on every rank."""
         if self.owners is not None:
-            for cut, owner in zip(self.cuts, self.owners, strict=True):
-                if owner != rank:
+            for cut, number, owner in zip(self.cuts, self.origins, self.owners, strict=True):
+                if owner != rank and number in numbers:
                     self.slot.rows[0, cut.start] = torch.nan
-                    return
 
     @property
     def _is_narrow(self) -> bool:
@@ -126,8 +131,9 @@ def _make_alike(
         places = tuple(
             slot.rows[0, at].view(named[number][1].shape) for number, at in zip(owned, bucket.places, strict=True)
         )
-        origins = [bucket.origins[cut.start] for cut in bucket.cuts]
-        owners = tuple(ownership.owner_at(numbers[entry], start) for entry, start in origins) if ownership else None
-        return Parcel(owned, first.dtype, bucket.cuts, slot, places, owners)
+        found = [bucket.origins[cut.start] for cut in bucket.cuts]
+        origins = tuple(numbers[entry] for entry, _ in found)
+        owners = tuple(ownership.owner_at(numbers[entry], start) for entry, start in found) if ownership else None
+        return Parcel(owned, first.dtype, bucket.cuts, origins, slot, places, owners)
 
     return [make(bucket, start) for bucket, start in zip(buckets, starts, strict=False)]

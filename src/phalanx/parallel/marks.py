@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -15,6 +16,18 @@ class _Mark:
     version: int
 
 
+@cache
+def count_scaler_changes(device: str) -> int:
+    """How many changes in place torch says it made when a GradScaler has unscaled a gradient: tried out."""
+    parameter = torch.nn.Parameter(torch.ones(1, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    before = parameter.grad._version  # noqa: SLF001 - there is no public way
+    scaler = torch.amp.GradScaler(device)
+    scaler.scale(parameter)  # or it has no scale yet
+    scaler.unscale_(torch.optim.SGD([parameter]))
+    return int(parameter.grad._version) - int(before)  # noqa: SLF001
+
+
 class Marks:
     """The sharded gradients of the last exchange, by name. Every change in place gives a tensor another version."""
 
@@ -24,6 +37,10 @@ class Marks:
     def clear(self) -> None:
         """Forget them: they were used up, or set to zero."""
         self._marks.clear()
+
+    def forget(self, name: str) -> None:
+        """Forget one of them."""
+        self._marks.pop(name, None)
 
     def put(self, name: str, gradient: torch.Tensor) -> None:
         """Remember a gradient as it is now, changed by none but ourselves."""
@@ -37,9 +54,10 @@ class Marks:
         for name, version in before.items():
             self._marks[name].version += self._marks[name].gradient._version - version  # noqa: SLF001
 
-    def check_empty(self, name: str) -> None:
+    def check_empty(self, name: str, gradient: torch.Tensor) -> None:
         """Return unless a gradient, to which another was just added, is still that of the last exchange."""
-        if name in self._marks:
+        mark = self._marks.get(name)
+        if mark and gradient is mark.gradient:
             raise ConfigError(
                 f"{name} still has its part of the last mean, to which nothing can be added: call the optimizer's "
                 "zero_grad() before, or add up micro-batches in no_sync()"

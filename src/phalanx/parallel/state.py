@@ -33,8 +33,18 @@ def gather(kept: Kept, leaves: Sequence[Leaf]) -> dict[str, torch.Tensor]:
         is_all_here = here[leaf.name] == leaf.parameter.numel()
         for key, value in kept.get(leaf.block, {}).items():
             if value is not None:
-                _keep(found, leaf, key, torch.as_tensor(value), is_all_here=is_all_here)
+                _keep(found, leaf, key, to_tensor(value), is_all_here=is_all_here)
     return found
+
+
+def to_tensor(value: Any) -> torch.Tensor:  # Any: a tensor or a number
+    """A value that an optimizer keeps, with all its bits."""
+    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def from_tensor(tensor: torch.Tensor) -> Any:  # Any: a tensor or a number
+    """What ``to_tensor`` was given; a whole number alone is Python's, since torch's optimizers count in f32."""
+    return tensor.item() if tensor.ndim == 0 and tensor.dtype is torch.int64 else tensor
 
 
 def scatter(
@@ -98,7 +108,8 @@ def _cut(leaf: Leaf, labels: Sequence[Label], labelled: Labelled, *, on_device: 
 
 def _cut_whole(leaf: Leaf, label: Label, tensor: torch.Tensor, *, on_device: bool) -> torch.Tensor:
     if tensor.ndim == 0 and (leaf.parameter.ndim or label.key == "step"):
-        return tensor.to(leaf.block.device, copy=True) if on_device else tensor.clone()  # as torch's own loading does
+        # As torch's own loading does.
+        return from_tensor(tensor.to(leaf.block.device, copy=True) if on_device else tensor.clone())
     if tensor.shape == leaf.parameter.shape:
         flat = tensor.reshape(-1)[leaf.start : leaf.stop]
         return flat.to(leaf.block.device, copy=True).view(leaf.block.shape)

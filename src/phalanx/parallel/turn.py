@@ -43,7 +43,7 @@ class Turn:
     def __init__(self, parcels: Sequence[Parcel], shares: Pending[Shares]) -> None:
         self.shares = shares
         self.came: set[int] = set()
-        self.left: list[Pending[bool]] = []
+        self.left: list[Pending[set[int]]] = []
         self._waiting = list(parcels)[::-1]
 
     def take(self, number: int) -> Iterator[Parcel]:

@@ -50,7 +50,8 @@ class Weights:
         for name, parameter, address in zip(self._names, self._parameters, self._addresses, strict=True):
             if parameter.data_ptr() != address:
                 raise ConfigError(
-                    f"{name} has other memory than it had: after to(), half() and the like make a new optimizer"
+                    f"{name} has other memory than it had: after to(), half() and the like make a new optimizer, "
+                    "and use only the newest"
                 )
 
     def parameters_of(self, bundle: "Bundle") -> list[torch.nn.Parameter]:

@@ -12,9 +12,10 @@ from phalanx.parallel.arrivals import Arrivals
 from phalanx.parallel.data_parallel import DataParallel
 from phalanx.parallel.elementwise import check_class, choose_unit
 from phalanx.parallel.flat import Block
+from phalanx.parallel.marks import count_scaler_changes
 from phalanx.parallel.shards import Ownership, Unit, Way, parse
 from phalanx.parallel.state import check_names, gather, scatter, wants_on_device
-from phalanx.parallel.zero_groups import check_once, find_homes, list_groups, name, settings_of
+from phalanx.parallel.zero_groups import check_once, describe, find_defaults, find_homes, list_groups, name, settings_of
 from phalanx.parallel.zero_shard import Shard, share_out
 from phalanx.parallel.zero_state import collect, labels_of_full, make_full
 
@@ -25,8 +26,8 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
     The parameters are those of a ``DataParallel``, which from now on gives each rank only the means that it needs. They
     are cut into blocks, if ``optimizer_class`` gives the same bits for parts of a parameter, which is tried out; else
     each has one owner; or as ``unit`` (block, parameter, layer) and ``way`` (balanced, contiguous, round-robin) say.
-    Narrow parameters are updated in f32. With ``overlap`` weights arrive while the next forward pass goes on.
-    ``settings`` are those of the class.
+    Narrow parameters are updated in f32. With ``overlap`` weights arrive while the next forward pass goes on: before
+    you look at them or call the group yourself, ``wait()``. ``settings`` are those of the class.
     """
 
     _step_supports_amp_scaling = True  # so that GradScaler says whether it has touched the gradients
@@ -46,19 +47,22 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         groups = list_groups(params)
         self._group = group
         self._way = parse(Way, way)
-        self._unit = choose_unit(unit, optimizer_class, settings, groups[0]["params"][0].device)
+        self._make: Callable[..., torch.optim.Optimizer] = lambda given: optimizer_class(given, **settings)
+        check_once(groups)
+        defaults = find_defaults(self._make, groups)
+        device = next(each.device for one in groups for each in one["params"])
+        self._unit = choose_unit(unit, optimizer_class, settings, device)
         self._overlap = overlap
         self._arrivals = Arrivals()
         self._homes: list[DataParallel] = []
         self._names: dict[int, str] = {}
         self._shards: list[Shard] = []
         self._optimizer: torch.optim.Optimizer | None = None
-        defaults = optimizer_class([torch.nn.Parameter(torch.zeros(1, 1))], **settings).defaults
         self._check(groups, f"{optimizer_class.__qualname__} with {settings} by {self._unit.value}, {self._way.value}")
-        super().__init__(groups, dict(defaults))
+        super().__init__(groups, defaults)
         self._shards = [self._shard(one) for one in self.param_groups]
-        self._optimizer = optimizer_class(
-            [_own_group(one, shard) for one, shard in zip(self.param_groups, self._shards, strict=True)], **settings
+        self._optimizer = self._make(
+            [_own_group(one, shard) for one, shard in zip(self.param_groups, self._shards, strict=True)]
         )
         self.state = self._optimizer.state
         """What this rank keeps, by its own pieces of the parameters."""
@@ -70,7 +74,9 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
             return
         self.wait()
         (one,) = list_groups([param_group])
-        self._check([one], f"a group with {settings_of(one)}")
+        check_once([*self.param_groups, one])
+        find_defaults(self._make, [one])
+        self._check([one], "one more")
         super().add_param_group(one)
         self._shards.append(self._shard(self.param_groups[-1]))
         self._optimizer.add_param_group(_own_group(self.param_groups[-1], self._shards[-1]))
@@ -81,9 +87,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = getattr(self, "found_inf", None)  # by a GradScaler, which has then changed the gradients once
+        found = getattr(self, "found_inf", None)  # by a GradScaler, which has then changed the gradients
+        changes = 0 if found is None else count_scaler_changes(found.device.type)
         for home in self._homes:
-            home.check_gradients(changes=0 if found is None else 1)
+            home.check_gradients(self._names, changes)
         if found is None or not found.item():
             with torch.no_grad():
                 self._update()
@@ -93,7 +100,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         """Forget all gradients."""
         super().zero_grad(set_to_none)
         for home in self._homes:
-            home.forget_gradients()
+            home.forget_gradients(self._names)
 
     def wait(self) -> None:
         """Return when all weights are there that the last step has sent on their way, if steps overlap."""
@@ -112,15 +119,15 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
     def load_labelled_state(self, labelled: Mapping[str, torch.Tensor]) -> None:
         """Load what ``labelled_state`` gave on all ranks of a group of any size; of it, only this rank's part is read.
 
-        If some of that is missing, nothing is changed.
+        If some of that is missing, nothing is changed. What was kept before is forgotten.
         """
         assert self._optimizer
         check_names(labelled, list(self._names.values()))
         leaves = [leaf for shard in self._shards for leaf in shard.leaves]
         found = scatter(labelled, leaves, on_device=wants_on_device(self._optimizer))
-        for block, kept in found.items():
-            if (master := kept.pop("master", None)) is not None:
-                block.data.copy_(master)
+        for shard in self._shards:
+            shard.take_masters(found)
+        self.state.clear()
         self.state.update(found)
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,8 +160,12 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         It comes piece by piece: nobody holds more than the whole and one piece.
         """
         shapes = {self._names[id(each)]: each.shape for one in self.param_groups for each in one["params"]}
+        self.wait()
         found = collect(self.labelled_state(), shapes, self._group, to)
-        groups = [(settings_of(one), len(one["params"])) for one in self.param_groups]
+        groups = [
+            ({key: value for key, value in one.items() if key != "params"}, len(one["params"]))
+            for one in self.param_groups
+        ]
         return None if found is None else make_full(found, list(shapes), groups)
 
     def state_bytes(self) -> int:
@@ -170,10 +181,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
 
     def _check(self, groups: list[dict[str, Any]], words: str) -> None:
         """Raise ConfigError unless these parameters can be added, on all ranks alike."""
-        check_once([*(self.param_groups if self._optimizer else []), *groups])
         homes = find_homes(groups, self._group)
-        names = name(groups, homes, first=len(self._names))
-        compare([(names[id(each)], each) for one in groups for each in one["params"]], self._group, words)
+        names = name(groups, homes, self._names)
+        named = [(names[id(each)], each) for one in groups for each in one["params"]]
+        compare(named, self._group, words, *map(describe, groups))
         self._names |= names
         for home in homes:
             if home not in self._homes:
@@ -183,7 +194,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
 
     def _shard(self, group: Mapping[str, Any]) -> Shard:
         """Share a group of parameters out, and have gradients averaged accordingly."""
-        named = [(self._names[id(each)], each) for each in group["params"] if each.requires_grad and each.numel()]
+        named = [(self._names[id(each)], each) for each in group["params"] if each.numel() and self._can_train(each)]
         ownership = share_out(named, self._unit, self._way, self._group.size)
         for home in self._homes:
             numbers = {id(parameter): number for number, (_, parameter) in enumerate(home.trained)}
@@ -195,6 +206,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
             if pairs:
                 home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))))
         return Shard(named, ownership, self._group)
+
+    def _can_train(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter gets gradients, or, if nobody else has to know, may get some later."""
+        return bool(parameter.requires_grad or (self._group.size == 1 and parameter.is_floating_point()))
 
     def _update(self) -> None:
         assert self._optimizer
@@ -213,7 +228,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
                     pending = self._homes[0].submit("the arrival of weights", weights.share, bundle)
                     self._arrivals.put(pending, weights.parameters_of(bundle))
                 else:
-                    weights.share(bundle)
+                    self._homes[0].run("the sharing of weights", weights.share, bundle)
 
 
 def _own_group(group: Mapping[str, Any], shard: Shard) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The parameters that an optimizer is given: in groups, once each, and known by name."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ def check_once(groups: Iterable[Mapping[str, Any]]) -> None:
     for number, group in enumerate(groups):
         for place, parameter in enumerate(group["params"]):
             if not isinstance(parameter, torch.Tensor):
-                raise ConfigError(f"parameter {place} of group {number} is {parameter!r}, and no tensor")
+                raise ConfigError(
+                    f"parameter {place} of group {number} is {parameter!r}, and no tensor: pass parameters"
+                )
             where = f"place {place} of group {number}"
             if id(parameter) in seen:
                 raise ConfigError(f"a parameter is there twice, at {seen[id(parameter)]} and {where}: pass it once")
@@ -48,11 +51,11 @@ def check_once(groups: Iterable[Mapping[str, Any]]) -> None:
 
 def find_homes(groups: Iterable[Mapping[str, Any]], group: Group) -> list[DataParallel]:
     """All that average gradients of these parameters in ``group``; ConfigError if one is averaged by none of them."""
-    if group.size == 1:
-        return []
     homes: dict[int, DataParallel] = {}
     for parameter in (each for one in groups for each in one["params"] if each.requires_grad):
         home = home_of(parameter)
+        if home is None and group.size == 1:
+            continue  # alone there is nothing to average
         if home is None:
             shape = list(parameter.shape)
             raise ConfigError(
@@ -65,12 +68,45 @@ def find_homes(groups: Iterable[Mapping[str, Any]], group: Group) -> list[DataPa
     return list(homes.values())
 
 
-def name(groups: Iterable[Mapping[str, Any]], homes: Iterable[DataParallel], first: int) -> dict[int, str]:
-    """The name of each parameter by its id: the model's, else the one given with it, else its number."""
+def find_defaults(make: Callable[..., torch.optim.Optimizer], groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What an optimizer of these groups does if it is not told otherwise; ConfigError if it takes them not.
+
+    It is tried with one parameter at a time, of every shape there is: some optimizers begin with all of their state.
+    """
+    defaults: dict[str, Any] = {}
+    for group in groups:
+        for shape, kind, device in {(each.shape, each.dtype, each.device): None for each in group["params"]}:
+            alike = torch.nn.Parameter(torch.zeros((), dtype=kind, device=device).expand(shape), requires_grad=False)
+            try:
+                defaults = make([{**settings_of(group), "params": [alike]}]).defaults
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"the optimizer refuses a parameter of shape {list(shape)}, or its settings: {error}; change "
+                    "these, or leave the parameter to another optimizer"
+                ) from error
+    return dict(defaults)
+
+
+def describe(group: Mapping[str, Any]) -> str:
+    """A group in words, for ranks to compare."""
+    return f"a group of {len(group['params'])} with {settings_of(group)}"
+
+
+def name(
+    groups: Iterable[Mapping[str, Any]], homes: Iterable[DataParallel], known: Mapping[int, str]
+) -> dict[int, str]:
+    """The name of each parameter by its id: the model's, else the one given with it, else its number.
+
+    ``known`` are those of parameters that were there before; ConfigError if two have the same.
+    """
+    first = len(known)
     found: dict[int, str] = {}
     for group in groups:
         given = group.get("param_names") or [str(first + len(found) + at) for at in range(len(group["params"]))]
         found |= {id(parameter): name for parameter, name in zip(group["params"], given, strict=True)}
     for home in homes:
         found |= {id(each): name for name, each in home.module.named_parameters() if id(each) in found}
+    for twice, count in Counter([*known.values(), *found.values()]).items():
+        if count > 1:
+            raise ConfigError(f"{count} parameters are called {twice}: give each model an optimizer of its own")
     return found

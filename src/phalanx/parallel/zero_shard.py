@@ -1,6 +1,6 @@
 """The part of some parameters that a rank updates: their leaves, and how the others get to know what came of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -40,6 +40,9 @@ class Shard:
 
     def __init__(self, named: Named, ownership: Ownership, group: Group) -> None:
         self._weights = [] if group.size == 1 else _move(named, ownership, group)
+        for _, parameter in named:
+            if not parameter.is_contiguous():  # alone; else it was moved
+                parameter.data = parameter.data.contiguous()
         own = sorted(ownership.of(group.rank), key=lambda piece: (piece.entry, piece.start))
         self.leaves = [_make_leaf(*named[piece.entry], piece) for piece in own]
         """The pieces of this rank, as parameters for an optimizer."""
@@ -49,7 +52,7 @@ class Shard:
         for weights in self._weights:
             weights.check()
         for leaf in self.leaves:
-            gradient = None if leaf.parameter.grad is None else _piece(leaf, leaf.parameter.grad)
+            gradient = None if leaf.parameter.grad is None else _piece(leaf, leaf.parameter.grad.contiguous())
             if gradient is not None and factor is not None:
                 gradient.mul_(factor)
             if _is_master(leaf):
@@ -71,6 +74,15 @@ class Shard:
     def masters(self) -> list[torch.nn.Parameter]:
         """The pieces that are kept in f32 because the parameter is narrow."""
         return [leaf.block for leaf in self.leaves if _is_master(leaf)]
+
+    def take_masters(self, kept: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]]) -> None:
+        """Take the masters out of what is kept; where there is none, what is there now becomes it, widened."""
+        for leaf in self.leaves:
+            found = kept.get(leaf.block, {})
+            master = found.pop("master", None)
+            if _is_master(leaf):
+                leaf.block.data.copy_(_piece(leaf, leaf.parameter.data) if master is None else master)
+                found |= {key: each.float() for key, each in found.items() if _is_narrow(each)}
 
 
 def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
@@ -105,7 +117,11 @@ def _piece(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_master(leaf: Leaf) -> bool:
-    return leaf.parameter.dtype in _NARROW
+    return _is_narrow(leaf.parameter)
+
+
+def _is_narrow(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _NARROW
 
 
 def _renew(leaf: Leaf) -> None:

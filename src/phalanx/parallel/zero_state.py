@@ -10,6 +10,7 @@ import torch
 from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.shards import Label, parse_label
+from phalanx.parallel.state import from_tensor, to_tensor
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ def collect(
     found: dict[str, torch.Tensor] = {}
     for rank, text in enumerate(listed):
         for item in msgspec.json.decode(text.tobytes(), type=list[_Item]):
-            tensor = labelled[item.label] if rank == to else _receive(item, group, rank)
+            tensor = labelled[item.label].detach().cpu().clone() if rank == to else _receive(item, group, rank)
             _place(found, parse_label(item.label), tensor, shapes)
     return found
 
@@ -48,7 +49,7 @@ def make_full(
     state: dict[int, dict[str, torch.Tensor]] = {}
     for text, tensor in labelled.items():
         label = parse_label(text)
-        state.setdefault(numbers[label.name], {})[label.key] = tensor
+        state.setdefault(numbers[label.name], {})[label.key] = from_tensor(tensor)
     listed, first = [], 0
     for settings, count in groups:
         listed.append({**settings, "params": list(range(first, first + count))})
@@ -59,7 +60,7 @@ def make_full(
 def labels_of_full(state_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
     """The labelled tensors of a full optimizer's ``state_dict``."""
     return {
-        str(Label(names[number], key)): torch.as_tensor(value)
+        str(Label(names[number], key)): to_tensor(value)
         for number, kept in state_dict["state"].items()
         for key, value in kept.items()
         if value is not None
