@@ -8,28 +8,32 @@ from zero_play import BY_BLOCKS, BY_PARAMETERS, digest, full_and_sharded, make_s
 ALL = BY_BLOCKS | BY_PARAMETERS
 
 
-def train_both(size, kind, over, steps):
+def train_both(size, kinds, over, steps):
+    """The weights after some steps by kind of optimizer, full and shared."""
+
     def work(group):
-        models = [train(group, *ALL[kind], sharded=sharded, steps=steps)[0] for sharded in (False, True)]
-        return [digest(model) for model in models]
+        return [
+            {kind: digest(train(group, *ALL[kind], sharded=sharded, steps=steps)[0]) for kind in kinds}
+            for sharded in (False, True)
+        ]
 
     return of_all(spread(size, work, over))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # 16 optimizers, 30 steps, twice, on as many as five processes
 @pytest.mark.parametrize("over", ["arena", "tcp"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("kind", ALL)
-def test_weights_are_those_of_the_full_optimizer(kind, size, over):
-    full, shared = train_both(size, kind, over, steps=30)
+def test_weights_are_those_of_the_full_optimizer(size, over):
+    full, shared = train_both(size, ALL, over, steps=30)
 
     assert shared == full
+    assert len(set(full.values())) >= len(ALL) - 2  # kinds of AdamW may have the same bits
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("kind", ["adamw", "sgd", "adafactor"])
-def test_a_few_steps_give_the_weights_of_the_full_optimizer(kind, size):
-    full, shared = train_both(size, kind, "arena", steps=3)
+def test_a_few_steps_give_the_weights_of_the_full_optimizer(size):
+    full, shared = train_both(size, ["adamw", "sgd", "adafactor"], "arena", steps=3)
 
     assert shared == full
 

@@ -160,3 +160,16 @@ def test_there_must_be_such_a_rank_to_collect_the_state_on():
             optimizer.consolidate(to=2)
 
     spread(2, work)
+
+
+def test_a_rank_knows_how_much_it_owns():
+    def work(group):
+        model, optimizer = train(group, *BY_BLOCKS["sgd"], sharded=True, steps=1)
+        momenta = sum(each["momentum_buffer"].numel() for each in optimizer.state.values())
+        return optimizer.owned_fraction(), momenta, sum(each.numel() for each in model.parameters())
+
+    found = spread(3, work)
+
+    assert sum(fraction for fraction, *_ in found) == pytest.approx(1)
+    for fraction, momenta, whole in found:
+        assert fraction == pytest.approx(momenta / whole, abs=5 / whole)  # the unused parameter has 5 elements

@@ -126,14 +126,14 @@ def test_ranks_that_ask_for_different_things_are_named(make, words):
 
 def test_a_model_whose_gradients_nobody_averages_is_refused():
     refuse(
-        r"nobody averages the gradient of the parameter of shape \[7, 31\]: wrap the model with DataParallel",
+        r"nobody in this group averages the gradient of the parameter of shape \[7, 31\]: wrap the model",
         lambda _, group: ZeroOptimizer(make_small().parameters(), ADAMW, group=group),
     )
 
 
 def test_a_model_of_another_group_is_refused():
     refuse(
-        "the parameters are of a DataParallel of another group: pass that group to both",
+        "nobody in this group averages the gradient",
         lambda model, group: ZeroOptimizer(model.parameters(), ADAMW, group=group.subgroup([0, 1])),
     )
 
@@ -162,7 +162,7 @@ def take_steps_alone(model, optimizer):
     ("more", "words"),
     [
         (lambda model, _: {"params": model.module[0].weight}, "at place 0 of group 0 and place 0 of group 1"),
-        (lambda *_: {"params": torch.nn.Parameter(torch.ones(2))}, "nobody averages the gradient"),
+        (lambda *_: {"params": torch.nn.Parameter(torch.ones(2))}, "nobody in this group averages the gradient"),
         (lambda model, rank: {"params": model.module[2].weight, "lr": rank}, "rank 0 has a group of 1 with {'lr': 0}"),
     ],
 )

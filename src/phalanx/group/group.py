@@ -81,6 +81,8 @@ class Group(Calls):
         self._failure: PhalanxError | None = None
         self._is_closed = False
         self._afterwards: list[Callable[[], None]] = []
+        self.companions: list[object] = []
+        """What was made to work on this group, such as a ``DataParallel``, so that others can find it."""
         atexit.register(self._close_at_exit)
 
     @property

@@ -8,7 +8,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from phalanx.buffers import Array, DType
 from phalanx.errors import ConfigError, PhalanxError
@@ -20,14 +19,6 @@ from phalanx.parallel.norm import clip
 from phalanx.parallel.shards import Ownership
 from phalanx.parallel.turn import Shares, Turn
 from phalanx.transport import Line, Pending
-
-_homes = WeakTensorKeyDictionary()  # of each parameter, the DataParallel that averages its gradient
-
-
-def home_of(parameter: torch.Tensor) -> "DataParallel | None":
-    """The DataParallel that averages the gradient of a parameter."""
-    home: DataParallel | None = _homes.get(parameter)
-    return home
 
 
 class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
@@ -60,9 +51,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         named = [*module.named_parameters(), *module.named_buffers()]
         compare(named, group, f"bucket_bytes={bucket_bytes}", f"wire={self._wire and self._wire.label}")
         broadcast([tensor for _, tensor in named], group)
-        for parameter in module.parameters():
-            _homes[parameter] = self
         self._prepare()
+        group.companions.append(self)
         group.on_close(self.close)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:  # Any: whatever the module takes and gives

@@ -20,17 +20,18 @@ Kept = Mapping[torch.nn.Parameter, Mapping[str, Any]]
 """What an optimizer keeps of each leaf, by key. Any: tensors, numbers or None."""
 
 
-def gather(kept: Kept, leaves: Sequence[Leaf]) -> dict[str, torch.Tensor]:
+def gather(kept: Kept, leaves: Sequence[Leaf], *, is_joined: bool = True) -> dict[str, torch.Tensor]:
     """What is kept: ``name.key`` shaped like the parameter if all of it is here, else spans of it.
 
-    What is kept once and not for each element is ``name.key`` in any case.
+    Several leaves that are all of a parameter are copied into one tensor, unless they are to stay as they are. What is
+    kept once and not for each element is ``name.key`` in any case.
     """
     here: Counter[str] = Counter()
     for leaf in leaves:
         here[leaf.name] += leaf.block.numel()
     found: dict[str, torch.Tensor] = {}
     for leaf in leaves:
-        is_all_here = here[leaf.name] == leaf.parameter.numel()
+        is_all_here = is_joined and here[leaf.name] == leaf.parameter.numel()
         for key, value in kept.get(leaf.block, {}).items():
             if value is not None:
                 _keep(found, leaf, key, to_tensor(value), is_all_here=is_all_here)

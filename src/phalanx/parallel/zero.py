@@ -56,6 +56,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         self._arrivals = Arrivals()
         self._homes: list[DataParallel] = []
         self._names: dict[int, str] = {}
+        self._ownership = Ownership((), ())
         self._shards: list[Shard] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._check(groups, f"{optimizer_class.__qualname__} with {settings} by {self._unit.value}, {self._way.value}")
@@ -110,11 +111,14 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
 
     def labelled_state(self) -> dict[str, torch.Tensor]:
         """What this rank keeps, by parameter and span: ``name.key[start:stop]``, or ``name.key`` if it has it all."""
+        return self._gather(is_joined=True)
+
+    def _gather(self, *, is_joined: bool) -> dict[str, torch.Tensor]:
         kept = {leaf.block: dict(self.state.get(leaf.block, {})) for shard in self._shards for leaf in shard.leaves}
         for shard in self._shards:
             for block in shard.masters():
                 kept[block]["master"] = block.data
-        return gather(kept, [leaf for shard in self._shards for leaf in shard.leaves])
+        return gather(kept, [leaf for shard in self._shards for leaf in shard.leaves], is_joined=is_joined)
 
     def load_labelled_state(self, labelled: Mapping[str, torch.Tensor]) -> None:
         """Load what ``labelled_state`` gave on all ranks of a group of any size; of it, only this rank's part is read.
@@ -157,16 +161,20 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
     def consolidate(self, to: int = 0) -> dict[str, Any] | None:
         """Give rank ``to`` the whole state, as a full optimizer's ``state_dict``; all ranks call this together.
 
-        It comes piece by piece: nobody holds more than the whole and one piece.
+        It comes piece by piece: nobody holds more than the whole and one piece, beside its own shard.
         """
         shapes = {self._names[id(each)]: each.shape for one in self.param_groups for each in one["params"]}
         self.wait()
-        found = collect(self.labelled_state(), shapes, self._group, to)
+        found = collect(self._gather(is_joined=False), shapes, self._group, to)
         groups = [
             ({key: value for key, value in one.items() if key != "params"}, len(one["params"]))
             for one in self.param_groups
         ]
         return None if found is None else make_full(found, list(shapes), groups)
+
+    def owned_fraction(self) -> float:
+        """How much of all elements that are updated this rank owns."""
+        return self._ownership.fraction(self._group.rank)
 
     def state_bytes(self) -> int:
         """The bytes of all that this rank keeps, counted in the tensors that are there."""
@@ -189,6 +197,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         for home in homes:
             if home not in self._homes:
                 self._homes.append(home)
+                if self._overlap and len(self._homes) > 1:
+                    raise ConfigError(
+                        "weights of several models cannot arrive beside a forward pass: leave overlap out"
+                    )
                 if self._overlap:
                     self._arrivals.watch(home.module)
 
@@ -196,6 +208,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         """Share a group of parameters out, and have gradients averaged accordingly."""
         named = [(self._names[id(each)], each) for each in group["params"] if each.numel() and self._can_train(each)]
         ownership = share_out(named, self._unit, self._way, self._group.size)
+        self._ownership += ownership
         for home in self._homes:
             numbers = {id(parameter): number for number, (_, parameter) in enumerate(home.trained)}
             pairs = [

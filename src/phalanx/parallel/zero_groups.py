@@ -8,7 +8,7 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.group import Group
-from phalanx.parallel.data_parallel import DataParallel, home_of
+from phalanx.parallel.data_parallel import DataParallel
 
 Settings = dict[str, Any]  # Any: as the optimizer's class takes them
 
@@ -51,21 +51,20 @@ def check_once(groups: Iterable[Mapping[str, Any]]) -> None:
 
 def find_homes(groups: Iterable[Mapping[str, Any]], group: Group) -> list[DataParallel]:
     """All that average gradients of these parameters in ``group``; ConfigError if one is averaged by none of them."""
-    homes: dict[int, DataParallel] = {}
+    made = [each for each in group.companions if isinstance(each, DataParallel)]
+    home_of = {id(parameter): home for home in made for parameter in home.module.parameters()}
+    found: dict[int, DataParallel] = {}
     for parameter in (each for one in groups for each in one["params"] if each.requires_grad):
-        home = home_of(parameter)
-        if home is None and group.size == 1:
-            continue  # alone there is nothing to average
-        if home is None:
+        home = home_of.get(id(parameter))
+        if home is not None:
+            found[id(home)] = home
+        elif group.size > 1:  # alone there is nothing to average
             shape = list(parameter.shape)
             raise ConfigError(
-                f"nobody averages the gradient of the parameter of shape {shape}: wrap the model with DataParallel"
-                "(model, group) first, and pass its parameters"
+                f"nobody in this group averages the gradient of the parameter of shape {shape}: wrap the "
+                "model with DataParallel(model, group) first, and pass its parameters"
             )
-        if home.group is not group:
-            raise ConfigError("the parameters are of a DataParallel of another group: pass that group to both")
-        homes[id(home)] = home
-    return list(homes.values())
+    return list(found.values())
 
 
 def find_defaults(make: Callable[..., torch.optim.Optimizer], groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
