@@ -82,12 +82,12 @@ def parse_sizes(text: str) -> list[int]:
     return [_parse_size(word) for word in _words(text)]
 
 
-def parse_ranks(text: str) -> list[int]:
+def parse_ranks(text: str, least: int = 2) -> list[int]:
     """Read ``2,4`` as sizes of groups."""
     words = _words(text)
     for word in words:
-        if not (word.isdecimal() and int(word) >= 2):
-            raise ConfigError(f"{word!r} ranks cannot all-reduce: give 2 or more, as in --ranks 2,4")
+        if not (word.isdecimal() and int(word) >= least):
+            raise ConfigError(f"{word!r} ranks show nothing here: give {least} or more, as in --ranks 2,4")
     return [int(word) for word in words]
 
 

@@ -39,7 +39,7 @@ def zero(
     then, from /proc/self/status, so Linux is needed. Memory that ranks share
     counts on each rank that has touched it.
     """
-    wanted, groups = tuple(system.value for system in choose(ZeroSystem, systems)), parse_ranks(ranks)
+    wanted, groups = tuple(system.value for system in choose(ZeroSystem, systems)), parse_ranks(ranks, least=1)
     for size in groups:
         training = Training(
             systems=wanted, ranks=size, rounds=rounds, tokens=tokens, batch=batch, width=width, is_fused=fused
