@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import torch
+from spread import DEVICE
 
 from phalanx.parallel import DataParallel, ZeroOptimizer, digest_weights
 
@@ -102,13 +103,13 @@ class Model(torch.nn.Module):
 
 def make_model(dtype=torch.float32):
     torch.manual_seed(0)
-    return Model().to(dtype)
+    return Model().to(DEVICE, dtype)
 
 
 def make_small(dtype=torch.float32):
     """A model for what does not depend on blocks."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(31, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).to(dtype)
+    return torch.nn.Sequential(torch.nn.Linear(31, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).to(DEVICE, dtype)
 
 
 def make_groups(model):
@@ -122,7 +123,7 @@ def make_groups(model):
 
 def batch_of(step, rank, dtype=torch.float32):
     random = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(4, 31, generator=random).to(dtype)
+    return torch.randn(4, 31, generator=random).to(DEVICE, dtype)
 
 
 def train(group, kind, settings, *, sharded, clip=0.5, steps=STEPS, **named):
