@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from spread import of_all, spread
+from spread import DEVICE, of_all, spread
 from zero_play import batch_of, digest, make_model, make_small
 
 from phalanx.errors import ConfigError
@@ -24,7 +24,7 @@ def train(group, *, sharded, unscales, spoils, make=make_model):
     """The digest, the scales, and how often the weights stayed as they were."""
     model = DataParallel(make(), group)
     optimizer = make_optimizer(model.parameters(), group, sharded=sharded)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0, growth_interval=3)
     scales, digests = [], [digest(model)]
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -86,9 +86,9 @@ class Pair(torch.nn.Module):
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_an_overflow_stops_only_the_optimizer_whose_gradient_it_is(spoilt, culprit):
     def run(group, *, sharded):
-        model = DataParallel(Pair(), group)
+        model = DataParallel(Pair().to(DEVICE), group)
         optimizers = [make_optimizer([each], group, sharded=sharded) for each in model.parameters()]
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler = torch.amp.GradScaler(DEVICE, init_scale=4.0)
         for step in range(2):
             losses = list(model(batch_of(step, group.rank)))
             if step == 1 and group.rank == culprit:
@@ -110,7 +110,7 @@ def test_a_gradient_that_is_changed_besides_is_refused():
     def work(group):
         model = DataParallel(make_small(), group)
         optimizer = make_optimizer(model.parameters(), group, sharded=True)
-        scaler = torch.amp.GradScaler("cpu")
+        scaler = torch.amp.GradScaler(DEVICE)
         scaler.scale(model(batch_of(0, group.rank)).mean()).backward()
         scaler.unscale_(optimizer)
         model.module[0].weight.grad.mul_(2)

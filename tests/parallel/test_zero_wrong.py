@@ -3,7 +3,7 @@
 import pytest
 import torch
 from spread import of_all, spread
-from zero_play import Scaled, digest, make_small, take_steps
+from zero_play import Scaled, batch_of, digest, make_small, take_steps
 
 from phalanx.errors import ConfigError
 from phalanx.parallel import DataParallel, ZeroOptimizer
@@ -183,3 +183,18 @@ def test_a_group_that_cannot_be_added_is_refused_and_training_goes_on(more, word
     expected, found = of_all(spread(2, work))
 
     assert found == expected
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_parameters_that_were_given_other_memory_need_a_new_optimizer(size):
+    def work(group):
+        model = DataParallel(make_small(), group)
+        optimizer = ZeroOptimizer(model.parameters(), ADAMW, group=group)
+        model.double()
+        before = digest(model)
+        model(batch_of(0, group.rank, torch.float64)).square().mean().backward()
+        with pytest.raises(ConfigError, match=r"0\.weight has other memory than it had: .* make a new optimizer"):
+            optimizer.step()
+        return before == digest(model)
+
+    assert spread(size, work) == [True] * size

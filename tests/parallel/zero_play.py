@@ -149,7 +149,7 @@ def full_and_sharded(group, loop, *, model=make_model, options=None, **named):
 
     found = []
     for make in (make_full, make_sharded):
-        wrapped = DataParallel(model(), group, **(options or {}))
+        wrapped = DataParallel(model().to(DEVICE), group, **(options or {}))
         loop(wrapped, make)
         found.append(digest(wrapped))
     return found
@@ -182,7 +182,7 @@ def find_difference(one, two, where="state"):
         found = (find_difference(one[key], two[key], f"{where}[{key!r}]") for key in one)
         return next((each for each in found if each), None)
     if isinstance(one, torch.Tensor):
-        is_same = one.dtype == two.dtype and one.shape == two.shape and torch.equal(one, two)
+        is_same = one.dtype == two.dtype and one.shape == two.shape and torch.equal(one.cpu(), two.cpu())
         return None if is_same else where
     if isinstance(one, list):
         return find_difference(dict(enumerate(one)), dict(enumerate(two)), where)

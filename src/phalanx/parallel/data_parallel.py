@@ -46,6 +46,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._is_synchronised = True
         self._leader = 0
         self._ownership = Ownership((), ())
+        self._optimizers: dict[int, object] = {}
         self._marks = Marks()
         self._hooks: list[Any] = []  # Any: torch is untyped
         named = [*module.named_parameters(), *module.named_buffers()]
@@ -134,23 +135,29 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         """The parameters whose gradients are exchanged, with their names."""
         return list(self._trained)
 
-    def shard(self, ownership: Ownership) -> None:
+    def shard(self, ownership: Ownership, optimizer: object) -> None:
         """From now on, let each rank have the means only of what it owns; entries are those of ``trained``.
 
-        Parameters of which ``ownership`` has no piece are exchanged as they were; others forget who owned them before.
+        They are for this ``optimizer``. Parameters of which ``ownership`` has no piece are exchanged as they were;
+        others forget who owned them before.
         """
+        self._optimizers |= dict.fromkeys({piece.entry for piece in ownership.pieces}, optimizer)
         pairs = zip(self._ownership.pieces, self._ownership.owners, strict=True)
         kept = [(piece, owner) for piece, owner in pairs if not ownership.has(piece.entry)]
         self._ownership = Ownership(tuple(each for each, _ in kept), tuple(each for _, each in kept)) + ownership
         self._prepare()
 
-    def check_gradients(self, ids: Container[int], changes: int) -> None:
-        """Return if sharded gradients were changed in place so many times since they were exchanged, else raise.
+    def check_gradients(self, optimizer: object, ids: Container[int], changes: int) -> None:
+        """Return if an optimizer can use its gradients, whose parameters have these ``ids``, else raise ConfigError.
 
-        ``ids`` are those of the parameters that are meant.
+        They must have been changed in place so many times since they were exchanged.
         """
         for number, (name, parameter) in enumerate(self._trained):
-            if id(parameter) in ids and self._ownership.has(number) and parameter.grad is not None:
+            if id(parameter) not in ids or not self._ownership.has(number):
+                continue
+            if self._optimizers[number] is not optimizer:
+                raise ConfigError(f"{name} has got another optimizer since: go on with that one, or make a new one")
+            if parameter.grad is not None:
                 self._marks.check(name, parameter.grad, changes)
 
     def submit(self, what: str, function: Callable[..., None], *arguments: object) -> Pending[None]:

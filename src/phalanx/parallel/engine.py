@@ -83,9 +83,7 @@ class Engine:
         self._exchange.begin_alike([*model.named_parameters(), *model.named_buffers()])
         self._layout = _lay_out(named, buckets)
         sharding = share_out(self._exchange, self._layout) if zero else None
-        self._weights = sharding and Weights(
-            self._parameters, [name for name, _ in named], sharding.ownership, sharding.exchange.group
-        )
+        self._weights = sharding and Weights(self._parameters, sharding.ownership, sharding.exchange.group)
         own = sharding.ownership.of(self._exchange.rank) if sharding else None
         self._blocks = Blocks(self._parameters, self._layout, own)
         self.optimizer = make_optimizer(self._blocks.own or [self._blocks.nothing])

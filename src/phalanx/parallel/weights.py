@@ -5,7 +5,6 @@ from itertools import accumulate
 
 import torch
 
-from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.flat import Block
 from phalanx.parallel.shards import Ownership
@@ -16,15 +15,13 @@ _BUNDLE_BYTES = 8 << 20
 
 
 class Weights:
-    """Parameters of one type and device, moved to memory of the group; ``names`` are for errors.
+    """Parameters of one type and device, moved to memory of the group.
 
     They travel in bundles, in the order of the parameters, so that the first can be used while the last are on the way.
     """
 
-    def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], ownership: Ownership, group: Group
-    ) -> None:
-        self._parameters, self._names = parameters, names
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], ownership: Ownership, group: Group) -> None:
+        self._parameters = parameters
         self._group = group
         self._rank = group.rank
         first = parameters[0]
@@ -41,18 +38,8 @@ class Weights:
                 parameter.data = place
             elif not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
-        self._addresses = [each.data_ptr() for each in parameters]
         self.bundles = _bundle(starts, ownership, first.element_size())
         """What travels together."""
-
-    def check(self) -> None:
-        """Return if the parameters are still where they were moved to."""
-        for name, parameter, address in zip(self._names, self._parameters, self._addresses, strict=True):
-            if parameter.data_ptr() != address:
-                raise ConfigError(
-                    f"{name} has other memory than it had: after to(), half() and the like make a new optimizer, "
-                    "and use only the newest"
-                )
 
     def parameters_of(self, bundle: "Bundle") -> list[torch.nn.Parameter]:
         """The parameters that some of a bundle is of."""

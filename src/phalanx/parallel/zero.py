@@ -91,7 +91,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         found = getattr(self, "found_inf", None)  # by a GradScaler, which has then changed the gradients
         changes = 0 if found is None else count_scaler_changes(found.device.type)
         for home in self._homes:
-            home.check_gradients(self._names, changes)
+            home.check_gradients(self, self._names, changes)
         if found is None or not found.item():
             with torch.no_grad():
                 self._update()
@@ -217,7 +217,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
                 if id(named[piece.entry][1]) in numbers
             ]
             if pairs:
-                home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))))
+                home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))), self)
         return Shard(named, ownership, self._group)
 
     def _can_train(self, parameter: torch.Tensor) -> bool:
@@ -227,6 +227,8 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
     def _update(self) -> None:
         assert self._optimizer
         self.wait()
+        for shard in self._shards:
+            shard.check()
         scale = getattr(self, "grad_scale", None)
         factor = None if scale is None else float(scale.double().reciprocal().float())  # as GradScaler has it
         for shard, one, own in zip(self._shards, self.param_groups, self._optimizer.param_groups, strict=True):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.blocks import Leaf
 from phalanx.parallel.flat import Block, Entry, lay_out
@@ -43,14 +44,21 @@ class Shard:
         for _, parameter in named:
             if not parameter.is_contiguous():  # alone; else it was moved
                 parameter.data = parameter.data.contiguous()
+        self._places = [(name, parameter, parameter.data_ptr()) for name, parameter in named]
         own = sorted(ownership.of(group.rank), key=lambda piece: (piece.entry, piece.start))
         self.leaves = [_make_leaf(*named[piece.entry], piece) for piece in own]
         """The pieces of this rank, as parameters for an optimizer."""
 
+    def check(self) -> None:
+        """Raise ConfigError if a parameter lies elsewhere by now: its leaves are where it was."""
+        for name, parameter, address in self._places:
+            if parameter.data_ptr() != address:
+                raise ConfigError(
+                    f"{name} has other memory than it had: after to(), half() and the like make a new optimizer"
+                )
+
     def begin(self, factor: float | None) -> None:
         """Give every leaf its gradient, times ``factor`` if there is one."""
-        for weights in self._weights:
-            weights.check()
         for leaf in self.leaves:
             gradient = None if leaf.parameter.grad is None else _piece(leaf, leaf.parameter.grad.contiguous())
             if gradient is not None and factor is not None:
@@ -99,8 +107,7 @@ def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
             if piece.entry in chosen
         ]
         pieces, owners = zip(*pairs, strict=True)
-        names, parameters = zip(*(named[number] for number in numbers), strict=True)
-        found.append(Weights(parameters, names, Ownership(pieces, owners), group))
+        found.append(Weights([named[number][1] for number in numbers], Ownership(pieces, owners), group))
     return found
 
 
