@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from phalanx.cli.checkpoint import app
 from phalanx.errors import ConfigError
-from phalanx.parallel import GroupExchange
 from phalanx.testing import World
 from phalanx.train.checkpoint import Checkpoint, load, save
 from phalanx.train.rundir import RunDir
@@ -35,7 +34,7 @@ def save_shards(run, step):
     def work(group):
         part = slice(3 * group.rank, 3 * group.rank + 3)
         shard = {f"weight.exp_avg[{part.start}:{part.stop}]": MOMENT[part], "weight.step": STEP}
-        return save_together(run.checkpoints, Checkpoint(step, {"model": MODEL}, {}), shard, GroupExchange(group))
+        return save_together(run.checkpoints, Checkpoint(step, {"model": MODEL}, {}), shard, group)
 
     return World(2, lanes=2).run(work)[0]
 
@@ -62,7 +61,7 @@ class TestInspect:
         first, *rows = out.splitlines()
         figures = [row.split() for row in rows if row.strip(" ─")]
         sizes = {name: f"{size:,}" for name, size in size_of(path).items()}
-        assert (status, first) == (0, f"{path}: step 7, written by 2 workers")
+        assert (status, first) == (0, f"{path}: step 7, in the shards of 2 workers")
         assert figures == [
             ["tensors", "elements", "bytes"],
             ["model.safetensors", "1", "6", sizes["model.safetensors"]],

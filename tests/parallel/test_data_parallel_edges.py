@@ -62,7 +62,9 @@ def test_models_that_differ_are_named_on_every_rank(change, words):
         net = make_net()
         if group.rank == 2:
             change(net)
-        with pytest.raises(ConfigError, match=r"rank 0 has .*rank 2 has .*same model everywhere") as caught:
+        with pytest.raises(
+            ConfigError, match=r"rank 0 has .*rank 2 has .*same model, with the same settings"
+        ) as caught:
             DataParallel(net, group)
         assert caught.match(words)
         return str(caught.value)

@@ -10,8 +10,8 @@ from phalanx.parallel.shards import (
     Label,
     Ownership,
     Way,
-    find,
     layers_of,
+    locate,
     parse_label,
     share_blocks,
     share_units,
@@ -20,19 +20,16 @@ from phalanx.parallel.shards import (
 sizes = st.lists(st.integers(0, 2**20), min_size=1, max_size=12)
 
 
-def spread(sizes: list[int], ranks: int, groups: list[int], bucket: int = 2**20) -> Ownership:
-    layout = lay_out([Entry(str(number), size) for number, size in enumerate(sizes)], bucket)
-    return share_blocks(layout.blocks, groups, ranks)
-
-
-def elements(pieces: list[Block]) -> int:
-    return sum(piece.stop - piece.start for piece in pieces)
+def spread(sizes: list[int], ranks: int, before: list[int] | None = None) -> Ownership:
+    blocks = lay_out([Entry(str(number), size) for number, size in enumerate(sizes)], 2**20).blocks
+    owners = share_blocks([block.stop - block.start for block in blocks], before or [0] * ranks)
+    return Ownership(blocks, tuple(owners))
 
 
 @settings(deadline=None)
 @given(sizes, st.integers(1, 9))
 def test_blocks_of_all_ranks_are_disjoint_and_cover_every_parameter(sizes, ranks):
-    ownership = spread(sizes, ranks, [0] * len(sizes))
+    ownership = spread(sizes, ranks)
 
     owned = sorted((piece.entry, piece.start, piece.stop) for rank in range(ranks) for piece in ownership.of(rank))
     for entry, size in enumerate(sizes):
@@ -42,35 +39,40 @@ def test_blocks_of_all_ranks_are_disjoint_and_cover_every_parameter(sizes, ranks
 
 
 @settings(deadline=None, max_examples=400)
-@given(sizes, st.integers(1, 9), st.data(), st.sampled_from([2**16, 2**20, 2**23]))
-def test_every_rank_has_an_equal_part_of_every_group_to_within_one_block(sizes, ranks, data, bucket):
-    groups = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
+@given(sizes, st.integers(1, 9), st.data())
+def test_every_rank_has_an_equal_part_to_within_one_block_whatever_it_has_of_others(sizes, ranks, data):
+    before = data.draw(st.lists(st.integers(0, 2**22), min_size=ranks, max_size=ranks))
 
-    ownership = spread(sizes, ranks, groups, bucket)
+    ownership = spread(sizes, ranks, before)
 
-    for group in set(groups):
-        of_group = [piece for piece in ownership.pieces if groups[piece.entry] == group]
-        largest = max(piece.stop - piece.start for piece in of_group)
-        for rank in range(ranks):
-            owned = elements([piece for piece in ownership.of(rank) if groups[piece.entry] == group])
-            assert abs(owned - elements(of_group) / ranks) <= largest
+    largest = max(piece.stop - piece.start for piece in ownership.pieces)
+    for rank in range(ranks):
+        assert abs(ownership.elements(rank) - sum(sizes) / ranks) <= largest
 
 
-def test_every_large_bucket_is_shared_out_among_all_ranks():
-    layout = lay_out([Entry(str(number), 2**20) for number in range(8)], 2**21)
+def test_neighbours_go_to_different_ranks():
+    ownership = spread([2**20], 4)
 
-    ownership = share_blocks(layout.blocks, [0] * 8, 4)
-
-    for bucket in layout.buckets:
-        assert {ownership.owner_at(block.entry, block.start) for block in bucket.blocks} == {0, 1, 2, 3}
+    assert sorted(ownership.owners) == [0, 1, 2, 3]
 
 
-def test_a_group_is_shared_out_as_it_is_without_other_groups():
-    alone = spread([2**20, 3 * 2**18], 3, [0, 0])
+@pytest.mark.parametrize("way", Way)
+def test_groups_of_one_parameter_each_are_shared_out_too(way):
+    before = [0, 0, 0]
+    for _ in range(6):
+        (owner,) = share_units([7], before, way)
+        before[owner] += 7
 
-    beside = spread([2**20, 3 * 2**18, 2**19], 3, [0, 0, 1], bucket=2**23)
+    assert before == [14, 14, 14]
 
-    assert [beside.owner_at(piece.entry, piece.start) for piece in alone.pieces] == list(alone.owners)
+
+def test_groups_of_one_block_each_are_shared_out_too():
+    before = [0, 0]
+    for size in (5, 4, 3, 2):
+        (owner,) = share_blocks([size], before)
+        before[owner] += size
+
+    assert before == [7, 7]
 
 
 def test_elements_know_their_owner():
@@ -85,29 +87,29 @@ def test_of_nothing_everybody_owns_nothing():
 
 
 def test_units_go_round():
-    assert share_units([1] * 5, 3, Way.ROUND_ROBIN) == [0, 1, 2, 0, 1]
+    assert share_units([1] * 5, [0] * 3, Way.ROUND_ROBIN) == [0, 1, 2, 0, 1]
 
 
 def test_units_lie_in_ranges_of_which_the_first_have_one_more():
-    assert share_units([1] * 5, 3, Way.CONTIGUOUS) == [0, 0, 1, 1, 2]
+    assert share_units([1] * 5, [0] * 3, Way.CONTIGUOUS) == [0, 0, 1, 1, 2]
 
 
 def test_one_large_unit_outweighs_many_small_ones():
-    owners = share_units([10, 1, 1, 1, 7], 2, Way.BALANCED)
+    owners = share_units([10, 1, 1, 1, 7], [0, 0], Way.BALANCED)
 
     assert owners == [0, 1, 1, 1, 1]
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
 def test_balanced_ranks_differ_by_at_most_one_unit(sizes, ranks):
-    owners = share_units(sizes, ranks, Way.BALANCED)
+    owners = share_units(sizes, [0] * ranks, Way.BALANCED)
 
     loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(ranks)]
     assert sum(loads) == sum(sizes)
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
-@pytest.mark.parametrize("share", [lambda: share_units([1], 0, Way.BALANCED), lambda: share_blocks([], [], 0)])
+@pytest.mark.parametrize("share", [lambda: share_units([1], [], Way.BALANCED), lambda: share_blocks([], [])])
 def test_nobody_owns_nothing_of_something(share):
     with pytest.raises(ConfigError, match="at least 1 rank"):
         share()
@@ -132,7 +134,7 @@ def test_elements_are_found_wherever_spans_begin_and_end(ends, data):
     start = data.draw(st.integers(ends[0], ends[-1]))
     wanted = slice(start, data.draw(st.integers(start, ends[-1])))
 
-    found = list(find(wanted, spans, "weight.exp_avg"))
+    found = list(locate(wanted, spans, "weight.exp_avg"))
 
     places = [
         (spans[each.number][0] + at, wanted.start + to)
@@ -145,4 +147,4 @@ def test_elements_are_found_wherever_spans_begin_and_end(ends, data):
 @pytest.mark.parametrize("spans", [[], [(0, 4), (5, 9)], [(3, 9)], [(0, 8)]])
 def test_elements_that_are_in_no_span_are_named(spans):
     with pytest.raises(ConfigError, match=r"elements \d to \d of weight.exp_avg are missing"):
-        list(find(slice(0, 9), spans, "weight.exp_avg"))
+        list(locate(slice(0, 9), spans, "weight.exp_avg"))

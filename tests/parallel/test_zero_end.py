@@ -13,7 +13,7 @@ from spread import spread
 from zero_play import batch_of, digest, make_model, make_small, take_steps
 
 from phalanx.errors import PeerLost
-from phalanx.parallel import DataParallel, ZeroOptimizer
+from phalanx.parallel import DataParallel, ZeroOptimizer, digest_weights
 from phalanx.testing import World
 
 # Ranks are threads here, if what they leave behind is looked at; torch's random state is theirs in common.
@@ -49,6 +49,22 @@ def test_a_model_is_readable_and_trainable_alone_when_the_group_is_left(over, ov
         for optimizer in optimizers:
             optimizer.step()
         assert digest(model) == digest(alone) != digests[0]
+
+
+@pytest.mark.parametrize("over", ["arena", "tcp"])
+def test_who_leaves_a_group_gets_the_last_weights_first(over):
+    def train(*, overlap):
+        models = {}
+
+        def work(group):
+            model = models[group.rank] = DataParallel(make_alone(make_small), group)
+            optimizer = ZeroOptimizer(model.parameters(), torch.optim.AdamW, group=group, overlap=overlap)
+            take_steps(model, optimizer, group, range(2))
+
+        World(2, over).run(work)
+        return [digest_weights(list(models[rank].module.named_parameters())) for rank in range(2)]
+
+    assert train(overlap=True) == train(overlap=False)
 
 
 def test_a_model_can_be_copied_and_saved_and_the_copy_goes_its_own_way():

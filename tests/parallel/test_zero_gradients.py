@@ -35,7 +35,9 @@ def test_a_gradient_that_was_changed_by_hand_is_refused_and_the_next_step_is_rig
                 before = digest(model)
                 backward(model, group)
                 change(model)
-                with pytest.raises(ConfigError, match=r"the gradient of 0\..* was changed .* clip with DataParallel"):
+                with pytest.raises(
+                    ConfigError, match=r"the gradient of 0\..* was changed .* clip with model.clip_grad_norm_"
+                ):
                     optimizer.step()
                 assert digest(model) == before
             take_steps(model, optimizer, group, range(2))
@@ -142,3 +144,15 @@ def test_each_rank_has_the_mean_of_what_it_owns_and_the_norm_of_all():
     full, shared = of_all(spread(3, work))
 
     assert shared == full
+
+
+def test_a_step_without_a_backward_says_what_is_missing():
+    def work(group):
+        model = DataParallel(make_small(), group)
+        optimizer = ZeroOptimizer(model.parameters(), torch.optim.AdamW, group=group)
+        take_steps(model, optimizer, group, range(1))
+        optimizer.zero_grad(set_to_none=False)
+        with pytest.raises(ConfigError, match=r"comes from no exchange since zero_grad\(\): call backward\(\) first"):
+            optimizer.step()
+
+    spread(2, work)

@@ -14,7 +14,8 @@ from phalanx.parallel.arrivals import Arrivals
 class Arrival:
     """Something that is there only when somebody has waited for it."""
 
-    def __init__(self):
+    def __init__(self, parameter):
+        self.parameters = [parameter]
         self.is_there = False
 
     def wait(self):
@@ -28,8 +29,8 @@ def send(model):
 
     def again():
         for name, parameter in model.named_parameters():
-            sent[name] = Arrival()
-            arrivals.put(sent[name], [parameter])
+            sent[name] = Arrival(parameter)
+            arrivals.put(sent[name])
 
     again()
     return arrivals, sent, again

@@ -128,3 +128,22 @@ def test_models_with_the_same_names_need_an_optimizer_each():
         return [digest(each) for each in (*models, full)]
 
     assert len(set(of_all(spread(2, work)))) == 1
+
+
+def test_two_models_of_a_group_may_have_steps_that_overlap():
+    def work(group):
+        def run(**options):
+            models = [DataParallel(make_small(), group) for _ in range(2)]
+            optimizers = [
+                ZeroOptimizer(each.parameters(), torch.optim.AdamW, group=group, **options) for each in models
+            ]
+            for step in range(6):
+                take_steps(models[step % 2], optimizers[step % 2], group, [step])
+                optimizers[step % 2].consolidate()
+            return [digest(each) for each in models]
+
+        return [run(), run(overlap=True)]
+
+    apart, beside = of_all(spread(2, work))
+
+    assert beside == apart

@@ -173,3 +173,12 @@ def test_a_rank_knows_how_much_it_owns():
     assert sum(fraction for fraction, *_ in found) == pytest.approx(1)
     for fraction, momenta, whole in found:
         assert fraction == pytest.approx(momenta / whole, abs=5 / whole)  # the unused parameter has 5 elements
+
+
+def test_groups_of_one_parameter_each_do_not_all_go_to_one_rank():
+    def work(group):
+        model = DataParallel(torch.nn.Sequential(*(torch.nn.Linear(9, 9, bias=False) for _ in range(6))), group)
+        groups = [{"params": [each]} for each in model.parameters()]
+        return ZeroOptimizer(groups, torch.optim.AdamW, group=group).owned_fraction()
+
+    assert spread(3, work) == [pytest.approx(1 / 3)] * 3

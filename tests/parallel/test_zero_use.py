@@ -201,6 +201,18 @@ def test_a_parameter_that_is_frozen_later_is_left_alone():
     check(loop, model=make_small)
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_parameters_that_are_frozen_before_an_optimizer_is_made_or_gets_more_do_not_shift_the_others(first):
+    def loop(group, model, make):
+        parameters = list(model.parameters())
+        optimizer = make(parameters[:first], lr=1e-2)
+        parameters[0].requires_grad_(False)
+        optimizer.add_param_group({"params": parameters[first:]})
+        take_steps(model, optimizer, group, range(3))
+
+    check(loop)
+
+
 def test_who_is_alone_may_train_later_what_was_frozen_first():
     def loop(group, model, make):
         model.module[0].requires_grad_(False)

@@ -251,5 +251,5 @@ def test_a_shard_that_rank_0_does_not_see_is_named(tmp_path):
     error, _ = save_by_threads(folders, whole, cut(whole.files["optimizer"], 2))
 
     assert isinstance(error, ConfigError)
-    assert str(error) == f"rank 1's shard is not in {tmp_path}/first here: all ranks must see one folder"
+    assert str(error) == f"rank 1's shard is not in {tmp_path}/first of rank 0: all ranks must see one folder"
     assert names(tmp_path / "first") == []

@@ -46,7 +46,7 @@ def verify(
 ) -> None:
     """Read every checkpoint, and say whether it is whole or what is wrong with it.
 
-    Exit status 0: all are whole. 1: one is not.
+    Exit status 0: all are whole. 1: one is not. 2: there is none at a path.
     """
     from phalanx.train.checkpoint import list_checkpoints, load  # noqa: PLC0415 - it imports torch, which takes seconds
 

@@ -12,8 +12,8 @@ from phalanx.train.describe import Amount, Description
 def print_table(path: Path, found: Description) -> None:
     """A checkpoint, for people."""
     console = Console(markup=False)
-    workers = "1 worker" if found.workers == 1 else f"{found.workers} workers"
-    console.print(f"{path}: step {found.step}, written by {workers}", highlight=False, soft_wrap=True)
+    shards = "in one piece" if found.workers == 1 else f"in the shards of {found.workers} workers"
+    console.print(f"{path}: step {found.step}, {shards}", highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE)
     for heading in ("", "tensors", "elements", "bytes"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)

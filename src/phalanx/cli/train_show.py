@@ -28,7 +28,8 @@ def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | Non
     goal = f"steps {start} to {train.steps}" if start else f"{train.steps} steps"
     print(f"data   {corpus.describe()}")
     print(f"model  {config.model.layers} blocks of width {config.model.width}, {goal} of {train.batch} sequences")
-    print(f"run    {run.path}, {workers}, {train.lanes} lanes", flush=True)
+    sharing = ", which share the optimizer" if config.run.zero and number > 1 else ""
+    print(f"run    {run.path}, {workers}{sharing}, {train.lanes} lanes", flush=True)
 
 
 def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:

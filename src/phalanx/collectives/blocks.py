@@ -51,7 +51,7 @@ def broadcast_in_arena(runner: ArenaRunner, call: Call, array: Array, shards: Se
     location = arena.shelf.locate(array)
     if location is None and len(array):
         raise ConfigError("the array of a broadcast_blocks comes from group.allocate(...)")
-    agreement = runner.open(call, location)
+    agreement = runner.open(call, location, is_patient=True)
     for index, shard in enumerate(shards):
         source = agreement.posts[index].source
         if index == arena.index or source is None:
@@ -59,7 +59,7 @@ def broadcast_in_arena(runner: ArenaRunner, call: Call, array: Array, shards: Se
         shown = arena.shelf.read(index, source, 0, array.nbytes).view(array.dtype)
         for each in shard:
             np.copyto(array[each], shown[each])
-    runner.meet(call)
+    runner.meet(call, is_patient=True)
 
 
 def broadcast_over_links(runner: LinkRunner, call: Call, array: Array, shards: Sequence[Shard], dtype: DType) -> None:

@@ -155,6 +155,12 @@ class Calls(ABC):
         """
         return self._now(self._operations.broadcast_blocks(array, blocks, owners), timeout_s)
 
+    def broadcast_blocks_nowait(
+        self, array: Array, *, blocks: Sequence[slice], owners: Sequence[int], timeout_s: float | None = None
+    ) -> Pending[Array]:
+        """Begin a ``broadcast_blocks``; leave the blocks alone until it is done."""
+        return self._later(self._operations.broadcast_blocks(array, blocks, owners), timeout_s)
+
     def reduce(
         self, array: Array, root: int = 0, op: ReduceOp | str = ReduceOp.SUM, *, timeout_s: float | None = None
     ) -> Array:

@@ -29,7 +29,8 @@ def compare(named: Iterable[tuple[str, torch.Tensor]], group: Group, *settings: 
     pairs = zip_longest(texts[0], texts[odd[0]], fillvalue=_NOTHING)
     first, other = next((ours, theirs) for ours, theirs in pairs if ours != theirs)
     raise ConfigError(
-        f"the ranks' models differ: rank 0 has {first}, where rank {odd[0]} has {other}: make the same model everywhere"
+        f"the ranks differ: rank 0 has {first}, where rank {odd[0]} has {other}: make the same model, with the same "
+        "settings, everywhere"
     )
 
 

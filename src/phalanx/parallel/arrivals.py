@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from phalanx.transport import Pending
+from phalanx.parallel.weights import Arrival
 
 
 class Arrivals:
@@ -16,8 +16,8 @@ class Arrivals:
     """
 
     def __init__(self) -> None:
-        self._pending: list[Pending[None]] = []
-        self._of: dict[int, list[Pending[None]]] = {}
+        self._all: list[Arrival] = []
+        self._of: dict[int, list[Arrival]] = {}
         self._depths: dict[int, int] = {}  # of each parameter, how far inside the innermost module is that waited
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -30,17 +30,17 @@ class Arrivals:
             module.register_state_dict_pre_hook(lambda *_: self.wait())
             module.register_load_state_dict_pre_hook(lambda *_: self.wait())
 
-    def put(self, pending: Pending[None], parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Something is on its way to these."""
-        self._pending.append(pending)
-        for parameter in parameters:
-            self._of.setdefault(id(parameter), []).append(pending)
+    def put(self, arrival: Arrival) -> None:
+        """Something is on its way."""
+        self._all.append(arrival)
+        for parameter in arrival.parameters:
+            self._of.setdefault(id(parameter), []).append(arrival)
 
     def wait(self) -> None:
         """Return when everything is there."""
-        for pending in self._pending:
-            pending.wait()  # its call has a deadline
-        self._pending.clear()
+        for arrival in self._all:
+            arrival.wait()
+        self._all.clear()
         self._of.clear()
 
     def _make_hook(
@@ -50,7 +50,7 @@ class Arrivals:
             for number in inside:
                 if number in own or self._depths.get(number, depth) <= depth:
                     self._depths[number] = max(depth, self._depths.get(number, depth))
-                    for pending in self._of.pop(number, ()):
-                        pending.wait()
+                    for arrival in self._of.pop(number, ()):
+                        arrival.wait()
 
         return hook

@@ -18,7 +18,7 @@ from phalanx.parallel.marks import Marks
 from phalanx.parallel.norm import clip
 from phalanx.parallel.shards import Ownership
 from phalanx.parallel.turn import Shares, Turn
-from phalanx.transport import Line, Pending
+from phalanx.transport import Line
 
 
 class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
@@ -52,6 +52,9 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         named = [*module.named_parameters(), *module.named_buffers()]
         compare(named, group, f"bucket_bytes={bucket_bytes}", f"wire={self._wire and self._wire.label}")
         broadcast([tensor for _, tensor in named], group)
+        parameters = list(module.named_parameters()) if group.size > 1 else []  # alone there is nothing to average
+        self._frozen = [(name, each) for name, each in parameters if not each.requires_grad]
+        self._trained = [(name, each) for name, each in parameters if each.requires_grad and each.numel()]
         self._prepare()
         group.companions.append(self)
         group.on_close(self.close)
@@ -138,8 +141,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     def shard(self, ownership: Ownership, optimizer: object) -> None:
         """From now on, let each rank have the means only of what it owns; entries are those of ``trained``.
 
-        They are for this ``optimizer``. Parameters of which ``ownership`` has no piece are exchanged as they were;
-        others forget who owned them before.
+        They are for the ``optimizer`` that shows this value. Parameters of which ``ownership`` has no piece are
+        exchanged as they were; others forget who owned them before.
         """
         self._optimizers |= dict.fromkeys({piece.entry for piece in ownership.pieces}, optimizer)
         pairs = zip(self._ownership.pieces, self._ownership.owners, strict=True)
@@ -160,14 +163,6 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             if parameter.grad is not None:
                 self._marks.check(name, parameter.grad, changes)
 
-    def submit(self, what: str, function: Callable[..., None], *arguments: object) -> Pending[None]:
-        """Have something done in the exchanging thread, after all that was begun before."""
-        return self._line.submit(what, function, *arguments)
-
-    def run(self, what: str, function: Callable[..., None], *arguments: object) -> None:
-        """Do something when all that was begun before is done."""
-        self._line.run(what, function, *arguments)
-
     def forget_gradients(self, ids: Container[int]) -> None:
         """Let gradients be added to what these parameters have in ``.grad`` now: it was set to zero."""
         for name, parameter in self._trained:
@@ -180,15 +175,13 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         """Make memory for the gradients as the parameters are now, and ask to be told of them."""
         while self._hooks:
             self._hooks.pop().remove()
-        named = list(self.module.named_parameters()) if self.group.size > 1 else []  # alone there is nothing to average
-        self._frozen = [(name, each) for name, each in named if not each.requires_grad]
-        self._trained = [(name, each) for name, each in named if each.requires_grad and each.numel()]
         self._parcels = make_parcels(self._trained, self.group, self._bucket_bytes, self._ownership)
         self._places = {
             number: place for each in self._parcels for number, place in zip(each.numbers, each.places, strict=True)
         }
         for number, (_, parameter) in enumerate(self._trained):
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._arrive, number)))
+            if parameter.requires_grad:  # which may have changed; then what it has is exchanged at the end
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._arrive, number)))
 
     def _apply(self, *arguments: Any, **named: Any) -> Self:  # Any: as torch's, which calls this for to(), half(), ...
         before = [(each.dtype, each.device) for _, each in self._trained]
@@ -219,7 +212,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             if parameter.requires_grad:
                 raise ConfigError(f"{name} was frozen when this DataParallel was made: make a new one to train it")
         told = np.array([weight, is_active], np.float64)
-        return Turn(self._parcels, self._line.submit("the gathering of weights", self._gather, told))
+        return Turn(self._parcels, self._line.submit("the gathering of what each rank counts for", self._gather, told))
 
     def _put(self, turn: Turn, number: int) -> None:
         """Take the gradient of a parameter along, and let every bucket go that is full and next."""

@@ -1,6 +1,6 @@
 """Whether an optimizer can update a parameter piece by piece."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +9,8 @@ from phalanx.errors import ConfigError
 from phalanx.parallel.shards import Unit, parse
 
 _STEPS = 3
+_SIDE = 256  # some factor only what is larger than 128 each way
+_PART = _SIDE * _SIDE // 4
 _REFUSED = {
     torch.optim.LBFGS: "searches along a line through all parameters at once, so that no rank could take its part",
     torch.optim.SparseAdam: "is for sparse gradients, and only dense ones are averaged",
@@ -29,14 +31,17 @@ def check_class(optimizer_class: object) -> None:
 def choose_unit(
     unit: Unit | str | None,
     optimizer_class: type[torch.optim.Optimizer],
-    settings: Mapping[str, Any],
+    settings: Iterable[Mapping[str, Any]],
     device: torch.device,
 ) -> Unit:
-    """The unit that is asked for, if the optimizer can do with it; else blocks, or whole parameters if it must."""
+    """The unit that is asked for, if the optimizer can do with it; else blocks, or whole parameters if it must.
+
+    ``settings`` has those of every group of parameters.
+    """
     wanted = None if unit is None else parse(Unit, unit)
     if wanted in (Unit.PARAMETER, Unit.LAYER):
         return wanted
-    if is_elementwise(optimizer_class, settings, device):
+    if all(is_elementwise(optimizer_class, each, device) for each in settings):
         return Unit.BLOCK
     if wanted is Unit.BLOCK:
         raise ConfigError(
@@ -50,14 +55,14 @@ def is_elementwise(
 ) -> bool:
     """Whether a parameter gets the same bits if it is updated in pieces: tried out with a small one."""
     random = torch.Generator().manual_seed(0)
-    whole = torch.nn.Parameter(torch.randn(4, 64, generator=random).to(device))
-    parts = [torch.nn.Parameter(part.clone()) for part in whole.data.view(-1).split(64)]
-    gradients = torch.randn(_STEPS, 4, 64, generator=random).to(device)
+    whole = torch.nn.Parameter(torch.randn(_SIDE, _SIDE, generator=random).to(device))
+    parts = [torch.nn.Parameter(part.clone()) for part in whole.data.view(-1).split(_PART)]
+    gradients = torch.randn(_STEPS, _SIDE, _SIDE, generator=random).to(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):  # an optimizer that draws numbers is not to disturb others
         _update(optimizer_class, settings, [whole], [[each] for each in gradients])
         try:
-            _update(optimizer_class, settings, parts, [each.view(-1).split(64) for each in gradients])
+            _update(optimizer_class, settings, parts, [each.view(-1).split(_PART) for each in gradients])
         except Exception:  # noqa: BLE001 - whatever it is: it does not do with pieces what it does with wholes
             return False
     return bool(torch.equal(torch.cat([part.data for part in parts]), whole.data.view(-1)))

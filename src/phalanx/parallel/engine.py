@@ -16,7 +16,7 @@ from phalanx.group import Group
 from phalanx.parallel.blocks import Blocks, Leaf
 from phalanx.parallel.buffer_lanes import BufferLanes, list_buffers
 from phalanx.parallel.clock import Clock
-from phalanx.parallel.exchange import Exchange, GroupExchange, share_out
+from phalanx.parallel.exchange import Exchange, GroupExchange, make_sharding
 from phalanx.parallel.flat import Entry, Layout, arrange, lay_out
 from phalanx.parallel.guard import RollingDigest, non_finite
 from phalanx.parallel.lane_run import Batch, LaneRun, Loss, evaluating, split
@@ -82,9 +82,9 @@ class Engine:
         _check(named)
         self._exchange.begin_alike([*model.named_parameters(), *model.named_buffers()])
         self._layout = _lay_out(named, buckets)
-        sharding = share_out(self._exchange, self._layout) if zero else None
+        sharding = make_sharding(self._exchange, self._layout) if zero else None
         self._weights = sharding and Weights(self._parameters, sharding.ownership, sharding.exchange.group)
-        own = sharding.ownership.of(self._exchange.rank) if sharding else None
+        own = set(sharding.ownership.of(self._exchange.rank)) if sharding else None
         self._blocks = Blocks(self._parameters, self._layout, own)
         self.optimizer = make_optimizer(self._blocks.own or [self._blocks.nothing])
         self._digest = RollingDigest(self._blocks.in_model_order())
@@ -262,8 +262,8 @@ class Engine:
         self._blocks.set_gradients((self._summary.used > 0).tolist())
         self.optimizer.step()
         if self._weights:
-            for bundle in self._weights.bundles:
-                self._weights.share(bundle)
+            for arrival in self._weights.begin():
+                arrival.wait()
         slot = self._traffic.buffer_slot
         self._buffers.apply(slot.result if slot else None, self._summary.integers)
 

@@ -125,7 +125,7 @@ class GroupExchange:
         return sum(self.group.statistics().waited_s.values())
 
 
-def share_out(exchange: Exchange, layout: Layout) -> Sharding | None:
+def make_sharding(exchange: Exchange, layout: Layout) -> Sharding | None:
     """Share blocks out among all ranks; None if there is only one."""
     if exchange.size == 1:
         return None
@@ -133,4 +133,5 @@ def share_out(exchange: Exchange, layout: Layout) -> Sharding | None:
         raise ConfigError(
             "workers that only reach a gradient server cannot share an optimizer: leave zero out, or connect them"
         )
-    return Sharding(share_blocks(layout.blocks, [0] * len(layout.entries), exchange.size), exchange)
+    owners = share_blocks([block.stop - block.start for block in layout.blocks], [0] * exchange.size)
+    return Sharding(Ownership(layout.blocks, tuple(owners)), exchange)

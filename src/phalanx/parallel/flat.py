@@ -17,6 +17,11 @@ CUT = RUN
 _ALIGNED = 64  # elements: a parameter begins at the start of a cache line, whatever its type
 
 
+def align(size: int) -> int:
+    """The elements that are set aside for so many, so that what follows begins at the start of a cache line."""
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A parameter as the flat space sees it."""
@@ -130,5 +135,5 @@ def _places(sizes: Sequence[int]) -> tuple[slice, ...]:
     places, start = [], 0
     for size in sizes:
         places.append(slice(start, start + size))
-        start += -(-size // _ALIGNED) * _ALIGNED
+        start += align(size)
     return tuple(places)

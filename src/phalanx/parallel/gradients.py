@@ -12,14 +12,12 @@ import torch
 
 from phalanx.buffers import Array, DType
 from phalanx.group import Group
-from phalanx.parallel.flat import Bucket, Entry, lay_out
+from phalanx.parallel.flat import Bucket, Entry, align, lay_out
 from phalanx.parallel.guard import square_norm
 from phalanx.parallel.shards import Ownership
-from phalanx.parallel.slots import Slot, as_tensor, dtype_of, make_slot, make_stream, pin
+from phalanx.parallel.slots import NARROW, Slot, as_tensor, dtype_of, make_slot, make_stream, pin
 
 Named = Sequence[tuple[str, torch.Tensor]]
-
-_ALIGNED = 64  # elements: a bucket begins at the start of a cache line, as parameters do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +87,7 @@ class Parcel:
 
     @property
     def _is_narrow(self) -> bool:
-        return self.dtype in (torch.bfloat16, torch.float16)
+        return self.dtype in NARROW
 
 
 def make_parcels(named: Named, group: Group, bucket_bytes: int, ownership: Ownership) -> tuple[Parcel, ...]:
@@ -117,7 +115,7 @@ def _make_alike(
     kind, stream = dtype_of(first), make_stream(first.device)
     entries = [Entry(named[number][0], named[number][1].numel()) for number in numbers]
     buckets = lay_out(entries, -(-bucket_bytes // kind.itemsize)).buckets
-    starts = np.cumsum([0, *(-(-bucket.length // _ALIGNED) * _ALIGNED for bucket in buckets)]).tolist()
+    starts = np.cumsum([0, *(align(bucket.length) for bucket in buckets)]).tolist()
     shown = group.allocate((1, starts[-1]), kind)
     folded = shown[0] if ownership else group.allocate(starts[-1], kind, shared=len(group.hosts) == 1)
     if stream is not None:

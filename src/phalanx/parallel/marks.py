@@ -66,8 +66,10 @@ class Marks:
     def check(self, name: str, gradient: torch.Tensor, changes: int) -> None:
         """Return if a gradient is that of the last exchange, and was changed in place so many times since."""
         mark = self._marks.get(name)
-        if not mark or gradient is not mark.gradient or gradient._version != mark.version + changes:  # noqa: SLF001
+        if not mark:
+            raise ConfigError(f"the gradient of {name} comes from no exchange since zero_grad(): call backward() first")
+        if gradient is not mark.gradient or gradient._version != mark.version + changes:  # noqa: SLF001
             raise ConfigError(
                 f"the gradient of {name} was changed after backward, but this rank has only its part of it: clip with "
-                "DataParallel.clip_grad_norm_, and scale the loss and not the gradient"
+                "model.clip_grad_norm_(max_norm) of DataParallel, and scale the loss and not the gradient"
             )

@@ -13,6 +13,7 @@ from phalanx.group import Group
 from phalanx.parallel.flat import CUT
 from phalanx.parallel.guard import square_norm
 from phalanx.parallel.shards import Ownership
+from phalanx.parallel.slots import NARROW
 
 
 class _Cut(NamedTuple):
@@ -57,5 +58,5 @@ def _cut(parameters: Sequence[torch.nn.Parameter], group: Group, ownership: Owne
 
 def _widen(values: torch.Tensor) -> Array:
     found = values.detach().cpu()
-    wide: Array = (found.float() if found.element_size() < 4 else found).numpy()
+    wide: Array = (found.float() if found.dtype in NARROW else found).numpy()
     return wide

@@ -65,10 +65,14 @@ class Ownership:
     def __add__(self, other: "Ownership") -> "Ownership":
         return Ownership(self.pieces + other.pieces, self.owners + other.owners)
 
+    def elements(self, rank: int) -> int:
+        """How much a rank owns."""
+        return sum(piece.stop - piece.start for piece in self.of(rank))
+
     def fraction(self, rank: int) -> float:
         """How much of all elements a rank owns; of nothing, nothing."""
         whole = sum(piece.stop - piece.start for piece in self.pieces)
-        return sum(piece.stop - piece.start for piece in self.of(rank)) / whole if whole else 0.0
+        return self.elements(rank) / whole if whole else 0.0
 
     @cached_property
     def _by_entry(self) -> dict[int, tuple[list[int], list[int]]]:
@@ -81,31 +85,35 @@ class Ownership:
         }
 
 
-def share_blocks(blocks: Sequence[Block], groups: Sequence[int], ranks: int) -> Ownership:
-    """Give each block to the rank that has least so far of its group of parameters; ``groups`` has that of each entry.
+def share_blocks(sizes: Sequence[int], before: Sequence[int]) -> list[int]:
+    """The owners of blocks of these sizes: each goes to the rank that has least of them so far.
 
-    So ranks differ by at most one block a group, and each has its part of every bucket, if these are in order: all
-    fold at the same time.
+    If several have, it goes to the one that has least with what each rank has ``before``, of other parameters. So
+    ranks differ by at most one block, and neighbours go to different ranks, which then fold at the same time.
     """
-    _check(ranks)
-    loads: dict[int, list[int]] = defaultdict(lambda: [0] * ranks)
-    owners = [_give(loads[groups[block.entry]], block.stop - block.start) for block in blocks]
-    return Ownership(tuple(blocks), tuple(owners))
+    _check(before)
+    loads = [0] * len(before)
+    return [_give(loads, before, size) for size in sizes]
 
 
-def share_units(sizes: Sequence[int], ranks: int, way: Way) -> list[int]:
-    """The owner of each of some units, such as whole parameters, of these sizes in bytes."""
-    _check(ranks)
+def share_units(sizes: Sequence[int], before: Sequence[int], way: Way) -> list[int]:
+    """The owner of each of some units, such as whole parameters, of these sizes.
+
+    The rank that has least ``before`` comes first.
+    """
+    _check(before)
+    ranks = len(before)
+    first = min(range(ranks), key=before.__getitem__)
     match way:
         case Way.ROUND_ROBIN:
-            return [number % ranks for number in range(len(sizes))]
+            return [(first + number) % ranks for number in range(len(sizes))]
         case Way.CONTIGUOUS:
             parts = even_parts(len(sizes), ranks)
-            return [rank for rank, part in enumerate(parts) for _ in range(part.start, part.stop)]
+            return [(first + turn) % ranks for turn, part in enumerate(parts) for _ in range(part.start, part.stop)]
         case Way.BALANCED:
             owners, loads = [0] * len(sizes), [0] * ranks
             for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-                owners[number] = _give(loads, sizes[number])
+                owners[number] = _give(loads, before, sizes[number])
             return owners
 
 
@@ -145,7 +153,7 @@ def parse_label(text: str) -> Label:
     return Label(name, key, span)
 
 
-class Overlap(NamedTuple):
+class Found(NamedTuple):
     """Where some wanted elements are: ``source`` within the span with this ``number``, ``target`` within the wanted."""
 
     number: int
@@ -153,26 +161,26 @@ class Overlap(NamedTuple):
     target: slice
 
 
-def find(wanted: slice, spans: Sequence[tuple[int, int]], what: str) -> Iterator[Overlap]:
+def locate(wanted: slice, spans: Sequence[tuple[int, int]], what: str) -> Iterator[Found]:
     """Find all of some elements in spans, in order; ConfigError, which names ``what``, if some are in none."""
     at = wanted.start
     for number in sorted(range(len(spans)), key=spans.__getitem__):
         start, stop = spans[number]
         end = min(stop, wanted.stop)
         if start <= at < end:
-            yield Overlap(number, slice(at - start, end - start), slice(at - wanted.start, end - wanted.start))
+            yield Found(number, slice(at - start, end - start), slice(at - wanted.start, end - wanted.start))
             at = end
     if at < wanted.stop:
         raise ConfigError(f"elements {at} to {wanted.stop - 1} of {what} are missing: a shard is not there")
 
 
-def _give(loads: list[int], size: int) -> int:
+def _give(loads: list[int], before: Sequence[int], size: int) -> int:
     """The rank with the least load, which now has ``size`` more."""
-    rank = min(range(len(loads)), key=loads.__getitem__)
+    rank = min(range(len(loads)), key=lambda rank: (loads[rank], before[rank] + loads[rank]))
     loads[rank] += size
     return rank
 
 
-def _check(ranks: int) -> None:
-    if ranks < 1:
-        raise ConfigError(f"at least 1 rank owns something, not {ranks}")
+def _check(before: Sequence[int]) -> None:
+    if not before:
+        raise ConfigError("at least 1 rank owns something, not 0")

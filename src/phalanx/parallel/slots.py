@@ -9,6 +9,8 @@ import torch
 from phalanx.buffers import Array, DType
 from phalanx.errors import ConfigError
 
+NARROW = (torch.bfloat16, torch.float16)
+"""Types that are added up, and updated, in f32."""
 _TYPES = {torch.float32: DType.F32, torch.float64: DType.F64, torch.bfloat16: DType.BF16, torch.float16: DType.F16}
 
 

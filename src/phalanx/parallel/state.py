@@ -11,7 +11,7 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.parallel.blocks import Leaf
-from phalanx.parallel.shards import Label, find, parse_label
+from phalanx.parallel.shards import Label, locate, parse_label
 
 Labelled = Mapping[str, torch.Tensor]
 
@@ -102,7 +102,7 @@ def _cut(leaf: Leaf, labels: Sequence[Label], labelled: Labelled, *, on_device: 
     found = torch.empty_like(leaf.block, dtype=labelled[str(spans[0])].dtype)
     flat = found.view(-1)
     what = str(spans[0]._replace(span=None))
-    for place in find(slice(leaf.start, leaf.stop), [label.span for label in spans if label.span], what):
+    for place in locate(slice(leaf.start, leaf.stop), [label.span for label in spans if label.span], what):
         flat[place.target] = labelled[str(spans[place.number])][place.source].to(flat.device)
     return found
 

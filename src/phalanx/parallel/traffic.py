@@ -133,7 +133,7 @@ class Traffic:
     def _list_own(self, number: int) -> Collection[int]:
         """The cuts of a bucket that are this rank's to look at."""
         if number < len(self._owners):
-            return [cut for cut, owner in enumerate(self._owners[number]) if owner == self._exchange.rank]
+            return {cut for cut, owner in enumerate(self._owners[number]) if owner == self._exchange.rank}
         part = even_part(len(self._buckets[number].cuts), self._exchange.size, self._exchange.rank)
         return range(part.start, part.stop)
 

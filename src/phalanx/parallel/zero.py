@@ -15,7 +15,15 @@ from phalanx.parallel.flat import Block
 from phalanx.parallel.marks import count_scaler_changes
 from phalanx.parallel.shards import Ownership, Unit, Way, parse
 from phalanx.parallel.state import check_names, gather, scatter, wants_on_device
-from phalanx.parallel.zero_groups import check_once, describe, find_defaults, find_homes, list_groups, name, settings_of
+from phalanx.parallel.zero_groups import (
+    check_once,
+    describe,
+    find_defaults,
+    find_homes,
+    list_groups,
+    name_parameters,
+    settings_of,
+)
 from phalanx.parallel.zero_shard import Shard, share_out
 from phalanx.parallel.zero_state import collect, labels_of_full, make_full
 
@@ -51,8 +59,9 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         check_once(groups)
         defaults = find_defaults(self._make, groups)
         device = next(each.device for one in groups for each in one["params"])
-        self._unit = choose_unit(unit, optimizer_class, settings, device)
+        self._unit = choose_unit(unit, optimizer_class, [{**settings, **settings_of(one)} for one in groups], device)
         self._overlap = overlap
+        self._mark = object()  # by which others know this optimizer, without keeping it
         self._arrivals = Arrivals()
         self._homes: list[DataParallel] = []
         self._names: dict[int, str] = {}
@@ -61,7 +70,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         self._optimizer: torch.optim.Optimizer | None = None
         self._check(groups, f"{optimizer_class.__qualname__} with {settings} by {self._unit.value}, {self._way.value}")
         super().__init__(groups, defaults)
-        self._shards = [self._shard(one) for one in self.param_groups]
+        self._shards = self._share_out(self.param_groups)
         self._optimizer = self._make(
             [_own_group(one, shard) for one, shard in zip(self.param_groups, self._shards, strict=True)]
         )
@@ -79,7 +88,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         find_defaults(self._make, [one])
         self._check([one], "one more")
         super().add_param_group(one)
-        self._shards.append(self._shard(self.param_groups[-1]))
+        self._shards += self._share_out(self.param_groups[-1:])
         self._optimizer.add_param_group(_own_group(self.param_groups[-1], self._shards[-1]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # Any: whatever the closure gives
@@ -91,7 +100,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         found = getattr(self, "found_inf", None)  # by a GradScaler, which has then changed the gradients
         changes = 0 if found is None else count_scaler_changes(found.device.type)
         for home in self._homes:
-            home.check_gradients(self, self._names, changes)
+            home.check_gradients(self._mark, self._names, changes)
         if found is None or not found.item():
             with torch.no_grad():
                 self._update()
@@ -142,8 +151,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         ]
         return {"state": self.labelled_state(), "param_groups": groups, "shard": self._place()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Load this rank's shard, or, on every rank, what ``consolidate`` or a full optimizer's ``state_dict`` gave."""
+        if state_dict is None:
+            raise ConfigError("there is no state to load: consolidate() gives it to one rank, which must pass it on")
         shard, ours = state_dict.get("shard"), self._place()
         if shard not in (None, ours):
             raise ConfigError(
@@ -190,35 +201,37 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
     def _check(self, groups: list[dict[str, Any]], words: str) -> None:
         """Raise ConfigError unless these parameters can be added, on all ranks alike."""
         homes = find_homes(groups, self._group)
-        names = name(groups, homes, self._names)
+        names = name_parameters(groups, homes, self._names)
         named = [(names[id(each)], each) for one in groups for each in one["params"]]
         compare(named, self._group, words, *map(describe, groups))
         self._names |= names
         for home in homes:
             if home not in self._homes:
                 self._homes.append(home)
-                if self._overlap and len(self._homes) > 1:
-                    raise ConfigError(
-                        "weights of several models cannot arrive beside a forward pass: leave overlap out"
-                    )
                 if self._overlap:
                     self._arrivals.watch(home.module)
 
-    def _shard(self, group: Mapping[str, Any]) -> Shard:
-        """Share a group of parameters out, and have gradients averaged accordingly."""
-        named = [(self._names[id(each)], each) for each in group["params"] if each.numel() and self._can_train(each)]
-        ownership = share_out(named, self._unit, self._way, self._group.size)
-        self._ownership += ownership
+    def _share_out(self, groups: Iterable[Mapping[str, Any]]) -> list[Shard]:
+        """Share groups of parameters out, and have gradients averaged accordingly."""
+        shared: list[tuple[list[tuple[str, torch.nn.Parameter]], Ownership]] = []
+        for group in groups:
+            chosen = [each for each in group["params"] if each.numel() and self._can_train(each)]
+            named = [(self._names[id(each)], each) for each in chosen]
+            before = [self._ownership.elements(rank) for rank in range(self._group.size)]
+            ownership = share_out(named, self._unit, self._way, before)
+            self._ownership += ownership
+            shared.append((named, ownership))
         for home in self._homes:
             numbers = {id(parameter): number for number, (_, parameter) in enumerate(home.trained)}
             pairs = [
                 (Block(numbers[id(named[piece.entry][1])], piece.start, piece.stop), owner)
+                for named, ownership in shared
                 for piece, owner in zip(ownership.pieces, ownership.owners, strict=True)
                 if id(named[piece.entry][1]) in numbers
             ]
             if pairs:
-                home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))), self)
-        return Shard(named, ownership, self._group)
+                home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))), self._mark)
+        return [Shard(named, ownership, self._group) for named, ownership in shared]
 
     def _can_train(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter gets gradients, or, if nobody else has to know, may get some later."""
@@ -238,12 +251,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         for shard in self._shards:
             shard.end()
         for shard in self._shards:
-            for weights, bundle in shard.bundles():
-                if self._overlap:
-                    pending = self._homes[0].submit("the arrival of weights", weights.share, bundle)
-                    self._arrivals.put(pending, weights.parameters_of(bundle))
-                else:
-                    self._homes[0].run("the sharing of weights", weights.share, bundle)
+            for arrival in shard.share():
+                self._arrivals.put(arrival)
+        if not self._overlap:
+            self.wait()
 
 
 def _own_group(group: Mapping[str, Any], shard: Shard) -> dict[str, Any]:

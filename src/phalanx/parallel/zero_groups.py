@@ -20,6 +20,8 @@ def settings_of(group: Mapping[str, Any]) -> Settings:
 
 def list_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     """The groups that torch's optimizers make of what they take: tensors, pairs with names, or groups of these."""
+    if isinstance(params, torch.nn.Module):
+        raise ConfigError("this is a model: pass its parameters, model.parameters()")
     given = list(params)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
     found = []
@@ -80,8 +82,8 @@ def find_defaults(make: Callable[..., torch.optim.Optimizer], groups: Iterable[M
                 defaults = make([{**settings_of(group), "params": [alike]}]).defaults
             except (TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"the optimizer refuses a parameter of shape {list(shape)}, or its settings: {error}; change "
-                    "these, or leave the parameter to another optimizer"
+                    f"the optimizer refuses its settings, or a parameter of shape {list(shape)}: {error}; change the "
+                    "settings, or leave the parameter to another optimizer"
                 ) from error
     return dict(defaults)
 
@@ -91,7 +93,7 @@ def describe(group: Mapping[str, Any]) -> str:
     return f"a group of {len(group['params'])} with {settings_of(group)}"
 
 
-def name(
+def name_parameters(
     groups: Iterable[Mapping[str, Any]], homes: Iterable[DataParallel], known: Mapping[int, str]
 ) -> dict[int, str]:
     """The name of each parameter by its id: the model's, else the one given with it, else its number.

@@ -9,28 +9,33 @@ from phalanx.group import Group
 from phalanx.parallel.blocks import Leaf
 from phalanx.parallel.flat import Block, Entry, lay_out
 from phalanx.parallel.shards import Ownership, Unit, Way, layers_of, share_blocks, share_units
-from phalanx.parallel.weights import Bundle, Weights
-
-_NARROW = (torch.bfloat16, torch.float16)
+from phalanx.parallel.slots import NARROW
+from phalanx.parallel.weights import Arrival, Weights
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
-def share_out(named: Named, unit: Unit, way: Way, ranks: int) -> Ownership:
-    """Who owns what of these parameters; their numbers are their places in ``named``."""
+def share_out(named: Named, unit: Unit, way: Way, before: Sequence[int]) -> Ownership:
+    """Who owns what of these parameters; their numbers are their places in ``named``.
+
+    ``before`` has what each rank owns already, of other parameters, in elements.
+    """
     entries = [Entry(name, parameter.numel()) for name, parameter in named]
-    if unit is Unit.BLOCK and way is Way.BALANCED:
-        return share_blocks(lay_out(entries, 1).blocks, [0] * len(entries), ranks)
     if unit is Unit.BLOCK:
-        blocks = lay_out(entries, 1).blocks
-        return Ownership(blocks, tuple(share_units([block.stop - block.start for block in blocks], ranks, way)))
-    layers = (
-        [[number] for number in range(len(named))] if unit is Unit.PARAMETER else layers_of([name for name, _ in named])
-    )
-    owners = share_units([sum(named[number][1].nbytes for number in layer) for layer in layers], ranks, way)
+        pieces = lay_out(entries, 1).blocks
+        layers = [[number] for number in range(len(pieces))]
+    else:
+        pieces = tuple(Block(number, 0, entry.size) for number, entry in enumerate(entries))
+        layers = (
+            layers_of([name for name, _ in named]) if unit is Unit.LAYER else [[each] for each in range(len(named))]
+        )
+    sizes = [sum(pieces[number].stop - pieces[number].start for number in layer) for layer in layers]
+    if unit is Unit.BLOCK and way is Way.BALANCED:
+        owners = share_blocks(sizes, before)
+    else:
+        owners = share_units(sizes, before, way)
     owner_of = {number: owner for layer, owner in zip(layers, owners, strict=True) for number in layer}
-    pieces = tuple(Block(number, 0, entry.size) for number, entry in enumerate(entries))
-    return Ownership(pieces, tuple(owner_of[number] for number in range(len(named))))
+    return Ownership(pieces, tuple(owner_of[number] for number in range(len(pieces))))
 
 
 class Shard:
@@ -75,9 +80,9 @@ class Shard:
             if _is_master(leaf):
                 _piece(leaf, leaf.parameter.data).copy_(leaf.block.data)
 
-    def bundles(self) -> list[tuple[Weights, Bundle]]:
-        """All that has to be shared, in the order of the parameters."""
-        return [(weights, bundle) for weights in self._weights for bundle in weights.bundles]
+    def share(self) -> list[Arrival]:
+        """Begin to take what others have updated; all ranks call this together."""
+        return [arrival for weights in self._weights for arrival in weights.begin()]
 
     def masters(self) -> list[torch.nn.Parameter]:
         """The pieces that are kept in f32 because the parameter is narrow."""
@@ -90,7 +95,8 @@ class Shard:
             master = found.pop("master", None)
             if _is_master(leaf):
                 leaf.block.data.copy_(_piece(leaf, leaf.parameter.data) if master is None else master)
-                found |= {key: each.float() for key, each in found.items() if _is_narrow(each)}
+                narrow = {key: each for key, each in found.items() if torch.is_tensor(each) and each.dtype in NARROW}
+                found |= {key: each.float() for key, each in narrow.items()}
 
 
 def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
@@ -114,7 +120,7 @@ def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
 def _make_leaf(name: str, parameter: torch.nn.Parameter, piece: Block) -> Leaf:
     is_whole = piece.stop - piece.start == parameter.numel()
     values = parameter.data if is_whole else parameter.data.view(-1)[piece.start : piece.stop]
-    block = torch.nn.Parameter(values.float() if values.dtype in _NARROW else values)
+    block = torch.nn.Parameter(values.float() if values.dtype in NARROW else values)
     return Leaf(name, parameter, block, piece.start)
 
 
@@ -124,11 +130,7 @@ def _piece(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_master(leaf: Leaf) -> bool:
-    return _is_narrow(leaf.parameter)
-
-
-def _is_narrow(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in _NARROW
+    return leaf.parameter.dtype in NARROW
 
 
 def _renew(leaf: Leaf) -> None:

@@ -34,10 +34,13 @@ def collect(
             group.send(_as_bytes(tensor.detach().cpu().contiguous()), to)
         return None
     found: dict[str, torch.Tensor] = {}
-    for rank, text in enumerate(listed):
-        for item in msgspec.json.decode(text.tobytes(), type=list[_Item]):
-            tensor = labelled[item.label].detach().cpu().clone() if rank == to else _receive(item, group, rank)
-            _place(found, parse_label(item.label), tensor, shapes)
+    queues = [msgspec.json.decode(text.tobytes(), type=list[_Item]) for text in listed]
+    for turn in range(max(map(len, queues))):  # one of each at a time, so that nobody waits for all others
+        for rank, queue in enumerate(queues):
+            if turn < len(queue):
+                item = queue[turn]
+                tensor = labelled[item.label].detach().cpu().clone() if rank == to else _receive(item, group, rank)
+                _place(found, parse_label(item.label), tensor, shapes)
     return found
 
 

@@ -97,7 +97,9 @@ def load_for_resume(folder: Path, step: int | None = None) -> Checkpoint:
 def list_checkpoints(path: Path) -> list[Path]:
     """The checkpoints that a path means, in the order of their steps: itself, or those of a run, or in a folder."""
     itself = path.resolve()
-    if _NAME.fullmatch(itself.name) and itself.is_dir():
+    if not itself.is_dir():
+        raise ConfigError(f"there is no directory {path}: name a checkpoint, or a run that has some")
+    if _NAME.fullmatch(itself.name):
         return [itself]
     run = RunDir(path)
     found = list(_find(run.checkpoints if run.config.is_file() else path).values())

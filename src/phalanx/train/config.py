@@ -166,8 +166,8 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError("run.directory is empty: name a folder, or leave the key out")
         if self.zero and self.transport is Transport.STAR:
             raise ConfigError(
-                "workers that only reach a gradient server cannot share an optimizer: leave run.zero out, or take "
-                "another transport"
+                "workers that only reach a gradient server cannot share an optimizer: pass --no-zero, or another "
+                "--transport"
             )
 
 

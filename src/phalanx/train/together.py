@@ -47,8 +47,8 @@ def save_together(
     """Write a checkpoint whose set ``name`` is in shards, one of each rank; return its directory. All ranks call it.
 
     Of ``checkpoint``, only rank 0's files and facts are written, beside where it will be, as ``save`` does. It is there
-    when this returns on rank 0; others need not wait for that. If a rank cannot write, all of them raise the same
-    ConfigError, and nothing stays. A rank that dies leaves at most what the next call removes.
+    when this returns. If a rank cannot write, all of them raise the same ConfigError, and nothing stays. A rank that
+    dies leaves at most what the next call removes.
     """
     if team.size == 1:
         return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
@@ -65,11 +65,15 @@ def save_together(
             entries.update(draft.write(checkpoint.files, checkpoint.facts))
         return write_tensors(draft.path / str(shard_files[team.rank]), shard)
 
+    def finish() -> None:
+        if team.rank == 0:
+            draft.finish({**entries, **{str(shard_file): entry for shard_file, entry in written.items()}})
+
     try:
         _do_all(begin, team, draft)
         written = dict(zip(shard_files, _do_all(write, team, draft), strict=True))
-        if team.rank == 0:
-            _finish(draft, entries, written)
+        _check_visible(draft, written, team)
+        _do_all(finish, team, draft)
     finally:
         if team.rank == 0:
             draft.discard()
@@ -83,14 +87,16 @@ def _do_all(act: Callable[[], Entry | None], team: Team, draft: Draft) -> list[E
     removes the draft.
     """
     table = np.zeros((team.size, 2 + _HASH_BYTES))
-    cause: OSError | None = None
+    cause: OSError | ConfigError | None = None
     try:
         if entry := act():
             table[team.rank, 1:] = [entry.size_bytes, *bytes.fromhex(entry.sha256)]
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         cause = error
-        table[team.rank, 0] = error.errno or errno.EIO
+        table[team.rank, 0] = getattr(error, "errno", None) or errno.EIO
     team.all_reduce(table.reshape(-1))
+    if isinstance(cause, ConfigError):
+        raise cause
     for rank, number in enumerate(table[:, 0].astype(int).tolist()):
         if rank and number in (errno.ENOENT, errno.EEXIST):  # that directory is not there, or another, with files in it
             raise ConfigError(f"rank {rank} does not see the {draft.path} of rank 0: {_ONE_FOLDER}") from cause
@@ -99,13 +105,13 @@ def _do_all(act: Callable[[], Entry | None], team: Team, draft: Draft) -> list[E
     return [Entry(bytes(row[1:]).hex(), row[0]) for row in table[:, 1:].astype(int).tolist()]
 
 
-def _finish(draft: Draft, entries: Mapping[str, Entry], written: Mapping[ShardFile, Entry]) -> None:
-    try:
+def _check_visible(draft: Draft, written: Mapping[ShardFile, Entry], team: Team) -> None:
+    """Return if rank 0 sees all that was written; ConfigError on all ranks if it does not."""
+    is_missing = np.zeros(team.size)
+    if team.rank == 0:
         for shard_file, entry in written.items():
             path = draft.path / str(shard_file)
-            if not path.exists() or path.stat().st_size != entry.size_bytes:
-                words = f"rank {shard_file.rank}'s shard is not in {draft.folder} here"
-                raise ConfigError(f"{words}: {_ONE_FOLDER}")
-        draft.finish({**entries, **{str(shard_file): entry for shard_file, entry in written.items()}})
-    except OSError as error:
-        raise draft.refusal(error, 0) from error
+            is_missing[shard_file.rank] = not path.exists() or path.stat().st_size != entry.size_bytes
+    team.all_reduce(is_missing)
+    for rank in np.flatnonzero(is_missing).tolist():
+        raise ConfigError(f"rank {rank}'s shard is not in {draft.folder} of rank 0: {_ONE_FOLDER}")
