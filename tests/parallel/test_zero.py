@@ -110,3 +110,18 @@ def test_all_ranks_of_a_subgroup_share_an_optimizer():
 
     assert results[0] == results[2]
     assert results[0][0] == results[0][1]
+
+
+def test_a_step_sends_as_many_bytes_as_with_the_full_optimizer():
+    def work(group):
+        sent = []
+        for sharded in (False, True):
+            model, optimizer = train(group, *ALL["adamw"], sharded=sharded, steps=1, clip=None)
+            before = group.statistics().bytes_sent
+            take_steps(model, optimizer, group, [1], clip=None)
+            sent.append(group.statistics().bytes_sent - before)
+        return sent
+
+    full, shared = (sum(each) for each in zip(*spread(3, work, "tcp"), strict=True))
+
+    assert shared == pytest.approx(full, rel=0.01)
