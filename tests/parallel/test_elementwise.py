@@ -1,5 +1,7 @@
 """Which optimizers can update a parameter in pieces is found out by trying."""
 
+from functools import partial
+
 import pytest
 import torch
 from zero_play import Lion, Scaled
@@ -29,12 +31,12 @@ class Centered(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, Lion])
 def test_what_does_the_same_to_pieces_gets_blocks(kind):
-    assert choose_unit(None, kind, [{"lr": 0.1}], CPU) is Unit.BLOCK
+    assert choose_unit(None, partial(kind, lr=0.1), [{}], CPU) is Unit.BLOCK
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.Muon, Scaled])
 def test_what_does_not_gets_whole_parameters(kind):
-    assert choose_unit(None, kind, [{"lr": 0.1}], CPU) is Unit.PARAMETER
+    assert choose_unit(None, partial(kind, lr=0.1), [{}], CPU) is Unit.PARAMETER
 
 
 def test_an_optimizer_that_spares_small_matrices_is_found_out():
@@ -44,6 +46,10 @@ def test_an_optimizer_that_spares_small_matrices_is_found_out():
 def test_the_settings_of_every_group_are_tried():
     assert choose_unit(None, Centered, [{"least": 10_000}, {"least": 0}], CPU) is Unit.PARAMETER
     assert choose_unit(None, Centered, [{"least": 10_000}], CPU) is Unit.BLOCK
+
+
+def test_a_group_may_have_more_than_the_optimizer_knows():
+    assert choose_unit(None, torch.optim.AdamW, [{"name": "matrices", "weight_decay": 0.1}], CPU) is Unit.BLOCK
 
 
 def test_trying_does_not_disturb_random_numbers():

@@ -198,3 +198,27 @@ def test_parameters_that_were_given_other_memory_need_a_new_optimizer(size):
         return before == digest(model)
 
     assert spread(size, work) == [True] * size
+
+
+class Switched(torch.optim.SGD):
+    """Takes the mean off the gradients of groups that say so, which needs whole parameters."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if group.get("is_centered") and parameter.grad is not None:
+                    parameter.grad.sub_(parameter.grad.mean())
+        super().step()
+
+
+def test_parameters_that_must_stay_whole_are_not_added_to_an_optimizer_by_blocks():
+    def work(group):
+        model = DataParallel(make_small(), group)
+        first, *others = model.parameters()
+        optimizer = ZeroOptimizer([{"params": [first], "name": "first"}], Switched, group=group, lr=0.1)
+        with pytest.raises(ConfigError, match="Switched needs whole parameters"):
+            optimizer.add_param_group({"params": others, "is_centered": True})
+        return len(optimizer.param_groups)
+
+    assert spread(2, work) == [1, 1]

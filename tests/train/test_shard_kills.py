@@ -66,6 +66,16 @@ def test_a_folder_that_rank_0_cannot_make_is_the_same_error_on_all(tmp_path):
     }
 
 
+def test_a_place_that_rank_0_cannot_take_is_an_error_on_all(tmp_path):
+    (tmp_path / "step-00000001").touch()
+    whole = make_whole(1)
+
+    errors = save_by_threads([tmp_path] * SIZE, whole, cut(whole.files["optimizer"]))
+
+    assert {type(error) for error in errors} == {ConfigError}
+    assert all(str(tmp_path / "step-00000001") in str(error) for error in errors)
+
+
 def test_an_interruption_of_one_rank_leaves_no_litter(folder):
     class Interrupted(torch.Tensor):
         def detach(self):

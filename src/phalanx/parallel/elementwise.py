@@ -1,12 +1,15 @@
 """Whether an optimizer can update a parameter piece by piece."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from phalanx.errors import ConfigError
 from phalanx.parallel.shards import Unit, parse
+
+Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+"""Makes an optimizer of groups of parameters, with settings of its own."""
 
 _STEPS = 3
 _SIDE = 256  # some factor only what is larger than 128 each way
@@ -30,29 +33,27 @@ def check_class(optimizer_class: object) -> None:
 
 def choose_unit(
     unit: Unit | str | None,
-    optimizer_class: type[torch.optim.Optimizer],
-    settings: Iterable[Mapping[str, Any]],
+    make: Make,
+    groups: Iterable[Mapping[str, Any]],
     device: torch.device,
 ) -> Unit:
     """The unit that is asked for, if the optimizer can do with it; else blocks, or whole parameters if it must.
 
-    ``settings`` has those of every group of parameters.
+    ``groups`` has the settings of every group of parameters.
     """
     wanted = None if unit is None else parse(Unit, unit)
     if wanted in (Unit.PARAMETER, Unit.LAYER):
         return wanted
-    if all(is_elementwise(optimizer_class, each, device) for each in settings):
+    different = {repr(each): each for each in groups}
+    if all(is_elementwise(make, each, device) for each in different.values()):
         return Unit.BLOCK
     if wanted is Unit.BLOCK:
-        raise ConfigError(
-            f"{optimizer_class.__name__} needs whole parameters: leave unit out, or pass parameter or layer"
-        )
+        name = type(make([{"params": [torch.nn.Parameter(torch.zeros(1, 1))]}])).__name__
+        raise ConfigError(f"{name} needs whole parameters: leave unit out, or pass parameter or layer")
     return Unit.PARAMETER
 
 
-def is_elementwise(
-    optimizer_class: type[torch.optim.Optimizer], settings: Mapping[str, Any], device: torch.device
-) -> bool:
+def is_elementwise(make: Make, settings: Mapping[str, Any], device: torch.device) -> bool:
     """Whether a parameter gets the same bits if it is updated in pieces: tried out with a small one."""
     random = torch.Generator().manual_seed(0)
     whole = torch.nn.Parameter(torch.randn(_SIDE, _SIDE, generator=random).to(device))
@@ -60,21 +61,21 @@ def is_elementwise(
     gradients = torch.randn(_STEPS, _SIDE, _SIDE, generator=random).to(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):  # an optimizer that draws numbers is not to disturb others
-        _update(optimizer_class, settings, [whole], [[each] for each in gradients])
+        _update(make, settings, [whole], [[each] for each in gradients])
         try:
-            _update(optimizer_class, settings, parts, [each.view(-1).split(_PART) for each in gradients])
+            _update(make, settings, parts, [each.view(-1).split(_PART) for each in gradients])
         except Exception:  # noqa: BLE001 - whatever it is: it does not do with pieces what it does with wholes
             return False
     return bool(torch.equal(torch.cat([part.data for part in parts]), whole.data.view(-1)))
 
 
 def _update(
-    optimizer_class: type[torch.optim.Optimizer],
+    make: Make,
     settings: Mapping[str, Any],
     parameters: list[torch.nn.Parameter],
     gradients: list[Any],  # Any: for each step, as many tensors as there are parameters
 ) -> None:
-    optimizer = optimizer_class(parameters, **settings)
+    optimizer = make([{**settings, "params": parameters}])
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()

@@ -59,7 +59,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         check_once(groups)
         defaults = find_defaults(self._make, groups)
         device = next(each.device for one in groups for each in one["params"])
-        self._unit = choose_unit(unit, optimizer_class, [{**settings, **settings_of(one)} for one in groups], device)
+        self._unit = choose_unit(unit, self._make, map(settings_of, groups), device)
         self._overlap = overlap
         self._mark = object()  # by which others know this optimizer, without keeping it
         self._arrivals = Arrivals()
@@ -86,6 +86,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         (one,) = list_groups([param_group])
         check_once([*self.param_groups, one])
         find_defaults(self._make, [one])
+        choose_unit(self._unit, self._make, [settings_of(one)], one["params"][0].device)
         self._check([one], "one more")
         super().add_param_group(one)
         self._shards += self._share_out(self.param_groups[-1:])

@@ -47,8 +47,8 @@ def save_together(
     """Write a checkpoint whose set ``name`` is in shards, one of each rank; return its directory. All ranks call it.
 
     Of ``checkpoint``, only rank 0's files and facts are written, beside where it will be, as ``save`` does. It is there
-    when this returns. If a rank cannot write, all of them raise the same ConfigError, and nothing stays. A rank that
-    dies leaves at most what the next call removes.
+    when this returns. If a rank cannot write, all of them raise ConfigError, and nothing stays. A rank that dies
+    leaves at most what the next call removes.
     """
     if team.size == 1:
         return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
