@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.buffers import DType, ReduceOp, even_parts
 from phalanx.collectives import Call, LinkRunner, direct, pair, ring, star, tree
-from phalanx.transport import Deadline, Epoch, MemorySwitchboard
+from phalanx.transport import Deadline, Epoch, MemoryConnector
 from phalanx.wire import HEADER_BYTES, Collective, Signature
 
 PLANS = {
@@ -21,14 +21,12 @@ PLANS = {
 
 def on_every_rank(size, work):
     """What ``work(runner, deadline)`` returns on every rank, each rank a thread with links to all the others."""
-    switchboard, results, failures = MemorySwitchboard(), {}, []
+    connector, results, failures = MemoryConnector(), {}, []
 
     def live(rank):
         deadline, epoch = Deadline.after(30), Epoch(1)
         try:
-            links = switchboard.links(
-                bytes(16), rank, [other for other in range(size) if other != rank], deadline, epoch
-            )
+            links = connector.links(bytes(16), rank, [other for other in range(size) if other != rank], deadline, epoch)
             results[rank] = work(LinkRunner(rank, links, epoch, rank), deadline)
             for link in links.values():
                 link.close()

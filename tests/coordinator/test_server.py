@@ -147,7 +147,7 @@ def test_who_wonders_learns_that_ranks_disagree(stack, coordinator, monkeypatch)
     for rank, words in ((0, "barrier"), (1, "broadcast"), (2, "barrier")):
         epochs[rank].begin_wait(Wait((), words, group="world", sequence=5))
 
-    epochs[0].wonder()
+    epochs[0].suspect_mismatch()
 
     for epoch in epochs.values():
         assert isinstance(reason(epoch), CollectiveMismatch)

@@ -190,7 +190,7 @@ def test_a_wait_without_an_end_is_refused(timeout_s):
 def test_while_a_group_forms_the_coordinators_word_is_preferred_to_what_a_link_shows():
     epoch = Epoch(1)
 
-    class Switchboard:
+    class Connector:
         def links(self, *_):
             raise PeerLost("rank 1 closed its connection", peer=1)  # since it heard before us that rank 2 is dead
 
@@ -200,7 +200,7 @@ def test_while_a_group_forms_the_coordinators_word_is_preferred_to_what_a_link_s
 
     with closing(epoch), pytest.raises(PeerLost, match="rank 2 went away"):
         make_group(
-            GroupWorld(Switchboard(), epoch, Registry(), ["a"] * 3), [0, 1, 2], 0, bytes(16), Deadline.after(9), 9.0
+            GroupWorld(Connector(), epoch, Registry(), ["a"] * 3), [0, 1, 2], 0, bytes(16), Deadline.after(9), 9.0
         )
 
 

@@ -10,20 +10,22 @@ from forked import Forked
 
 from phalanx.errors import DeadlineExceeded, PeerLost
 from phalanx.testing import ManualClock
-from phalanx.transport import STAGE_BYTES, Arena, Deadline, Epoch, Location, Post, Seat, Wait, can_share_memory
+from phalanx.transport import STAGE_BYTES, Arena, ArenaSegments, Deadline, Epoch, Location, Post, Wait, can_share_memory
 
 pytestmark = pytest.mark.skipif(not can_share_memory(), reason="this system has no anonymous files to share")
 
 RANKS = (3, 5, 8)  # ranks of the group that happen to share a host
 
 
-def sit_down(seats, index, ranks=RANKS):
-    return Arena(seats[index], index, ranks, [seat.board.place for seat in seats], seats[0].results.place)
+def map_arena(segments, index, ranks=RANKS):
+    return Arena(
+        segments[index], index, ranks, [segment.board.place for segment in segments], segments[0].results.place
+    )
 
 
 def make_arenas(stack, ranks=RANKS):
-    seats = [Seat.create() for _ in ranks]
-    return [stack.enter_context(closing(sit_down(seats, index, ranks))) for index in range(len(ranks))]
+    segments = [ArenaSegments.create() for _ in ranks]
+    return [stack.enter_context(closing(map_arena(segments, index, ranks))) for index in range(len(ranks))]
 
 
 @pytest.fixture
@@ -89,17 +91,17 @@ def test_threads_see_what_was_written_before_they_met(arenas, work):
 
 @pytest.mark.parametrize("work", [exchange_many, fold_parts])
 def test_processes_see_what_was_written_before_they_met(work):
-    seats = [Seat.create() for _ in RANKS]
+    segments = [ArenaSegments.create() for _ in RANKS]
 
     def live(index):
         with closing(Epoch(1)) as epoch:
-            work(sit_down(seats, index), epoch)
+            work(map_arena(segments, index), epoch)
 
     children = [Forked(lambda index=index: live(index)) for index in range(len(RANKS))]
     for child in children:
         child.join()
-    for seat in seats:
-        seat.release()
+    for segment in segments:
+        segment.release()
 
 
 def test_a_post_carries_where_input_and_output_lie(arenas):
@@ -227,21 +229,21 @@ def test_what_a_rank_of_an_old_epoch_writes_late_is_seen_by_nobody_in_the_new_on
 
 
 def test_memory_out_of_reach_is_an_os_error_that_lets_links_serve_instead():
-    seats = [Seat.create(), Seat.create()]
-    seats[1].release()
+    segments = [ArenaSegments.create(), ArenaSegments.create()]
+    segments[1].release()
 
     with pytest.raises(OSError, match="No such file"):
-        sit_down(seats, 0, (0, 1))
-    seats[0].release()
+        map_arena(segments, 0, (0, 1))
+    segments[0].release()
 
 
 def test_arrays_outlive_their_arena():
-    seats = [Seat.create()]
-    arena = sit_down(seats, 0, (0,))
-    array = arena.shelf.allocate(100)
-    descriptor = arena.shelf.locate(array).descriptor
+    segments = [ArenaSegments.create()]
+    arena = map_arena(segments, 0, (0,))
+    array = arena.pool.allocate(100)
+    descriptor = arena.pool.locate(array).descriptor
 
-    seats[0].release()
+    segments[0].release()
     arena.close()
     array[:] = 1
 

@@ -48,7 +48,7 @@ def broadcast_in_arena(runner: ArenaRunner, call: Call, array: Array, shards: Se
     Nobody writes what another rank reads: a rank's own shard is the only one that it leaves alone.
     """
     arena = runner.arena
-    location = arena.shelf.locate(array)
+    location = arena.pool.locate(array)
     if location is None and len(array):
         raise ConfigError("the array of a broadcast_blocks comes from group.allocate(...)")
     agreement = runner.open(call, location, is_patient=True)
@@ -56,7 +56,7 @@ def broadcast_in_arena(runner: ArenaRunner, call: Call, array: Array, shards: Se
         source = agreement.posts[index].source
         if index == arena.index or source is None:
             continue
-        shown = arena.shelf.read(index, source, 0, array.nbytes).view(array.dtype)
+        shown = arena.pool.read(index, source, 0, array.nbytes).view(array.dtype)
         for each in shard:
             np.copyto(array[each], shown[each])
     runner.meet(call, is_patient=True)

@@ -98,8 +98,8 @@ def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fo
     Waiting is patient: this goes on beside backward, which needs the core more.
     """
     arena, dtype = runner.arena, call.signature.dtype
-    location = arena.shelf.locate(own)
-    shared = None if fold.is_scattered else arena.shelf.locate_shared(target)
+    location = arena.pool.locate(own)
+    shared = None if fold.is_scattered else arena.pool.locate_shared(target)
     if len(target) and (location is None or not (shared or fold.is_scattered)):
         out = "" if fold.is_scattered else ", and out from group.allocate(..., shared=True)"
         raise ConfigError(f"pieces come from group.allocate(...){out}")
@@ -111,7 +111,7 @@ def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fo
         if index == arena.index:
             rows.extend(own.reshape(count, -1) if fold.own is None else [fold.own])
         elif source:
-            shown = arena.shelf.read(index, source, 0, count * row_bytes).view(dtype.numpy)
+            shown = arena.pool.read(index, source, 0, count * row_bytes).view(dtype.numpy)
             rows.extend(shown.reshape(count, -1))
     fold.add_up(arena.index, arena.size, rows, dtype, target)
     runner.meet(call, is_patient=True)

@@ -108,7 +108,7 @@ class LinkRunner:
         began = time.perf_counter()
         patience = Deadline.after(_PATIENCE_S)
         if not wait_for_links(sending, receiving, min(patience, call.deadline, key=_moment), self.epoch):
-            self.epoch.wonder()  # two ranks that both wait to receive would never learn that they disagree
+            self.epoch.suspect_mismatch()  # two ranks that both wait to receive would never learn that they disagree
             if not wait_for_links(sending, receiving, call.deadline, self.epoch):
                 self._give_up(waiting_for, call)
         self.epoch.end_wait()

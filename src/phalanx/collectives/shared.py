@@ -29,8 +29,8 @@ class ArenaRunner:
 
     def all_reduce(self, call: Call, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
         """Write the reduction of all sources into every target; a target that all share is written once."""
-        shelf = self.arena.shelf
-        location, shared = shelf.locate(source), shelf.locate_shared(target)
+        pool = self.arena.pool
+        location, shared = pool.locate(source), pool.locate_shared(target)
         show = None if location else self._show_whole(source, None, dtype)
         agreement = self.open(call, location, shared)
         if agreement.needs_no_copy:
@@ -46,7 +46,7 @@ class ArenaRunner:
 
     def reduce(self, call: Call, source: Array, target: Array | None, op: ReduceOp, dtype: DType) -> None:
         """Write the reduction of all sources into the target of the one rank that has one."""
-        location = self.arena.shelf.locate(source)
+        location = self.arena.pool.locate(source)
         show = self._show_whole(source, location, dtype)
         self._reduce_in_runs(call, show, self.open(call, location), op, target)
 
@@ -66,7 +66,7 @@ class ArenaRunner:
         If the reduction ``is_partial``, more will be folded in elsewhere: the target holds accumulators.
         """
         arena, combine = self.arena, accumulate if is_partial else fold
-        location = arena.shelf.locate(source)
+        location = arena.pool.locate(source)
         show = Show(arena, dtype, [parts] * arena.size, source, location)
 
         def work(run: slice, turn: int) -> None:
@@ -94,7 +94,7 @@ class ArenaRunner:
 
         ``cuts`` has for each rank the cuts of its source, none if it only reads; it is alike on all ranks.
         """
-        location = self.arena.shelf.locate(source) if source is not None and cuts[self.arena.index] else None
+        location = self.arena.pool.locate(source) if source is not None and cuts[self.arena.index] else None
         show = Show(self.arena, dtype, cuts, source, location)
 
         def work(run: slice, turn: int) -> None:
@@ -111,10 +111,10 @@ class ArenaRunner:
 
     def allocate(self, call: Call, size_bytes: int) -> Array:
         """Zeroed memory that all ranks of the host read and write."""
-        shelf = self.arena.shelf
+        pool = self.arena.pool
         if self.arena.index == 0:
             try:
-                made, segment = shelf.create_shared(size_bytes)
+                made, segment = pool.create_shared(size_bytes)
             except ConfigError:
                 self.open(call)  # the others wait to hear where it is: nowhere
                 raise
@@ -129,7 +129,7 @@ class ArenaRunner:
             raise ConfigError(
                 f"rank {self.arena.ranks[0]} could not have {size_bytes} bytes of shared memory: ask for less"
             )
-        made = shelf.map_shared(0, location, size_bytes)
+        made = pool.map_shared(0, location, size_bytes)
         self.meet(call)
         return made
 
@@ -184,7 +184,7 @@ class ArenaRunner:
         if index == self.arena.index or post.source is None:
             return np.empty(0, dtype.numpy)  # a rank that drops its own buffer must not find it kept alive here
         start, stop = part.start * dtype.itemsize, part.stop * dtype.itemsize
-        return self.arena.shelf.read(index, post.source, start, stop).view(dtype.numpy)
+        return self.arena.pool.read(index, post.source, start, stop).view(dtype.numpy)
 
     def _fold_own_part(self, show: Show, op: ReduceOp, out: Callable[[slice, int], Array]) -> Work:
         arena = self.arena

@@ -109,7 +109,7 @@ class Show:
         itemsize = self.dtype.itemsize
         location = self._posts[index].source
         if location is not None:
-            shown = self._arena.shelf.read(index, location, start * itemsize, stop * itemsize)
+            shown = self._arena.pool.read(index, location, start * itemsize, stop * itemsize)
         else:
             at = number * self._run_length() * itemsize
             shown = self._arena.stage(index, turn)[at : at + (stop - start) * itemsize]

@@ -193,7 +193,7 @@ class Team:
         """A zeroed array of this rank that the other ranks of its host can read without a copy."""
         if self.arena is None:
             return np.zeros(shape, dtype.numpy)
-        return self.arena.arena.shelf.allocate(math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape)
+        return self.arena.arena.pool.allocate(math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape)
 
     def counts(self) -> tuple[int, int, dict[int, float]]:
         """Bytes sent and received over links, and the seconds waited, by the world's names of those waited for."""

@@ -219,7 +219,7 @@ class CoordinatorClient:
                     self._epoch.revoke(error)
                 case Begin(welcome=welcome):
                     self._epoch = Epoch(welcome.epoch)
-                    self._epoch.wonder = lambda: self._do(lambda _: [Tell(Wonder())])
+                    self._epoch.suspect_mismatch = lambda: self._do(lambda _: [Tell(Wonder())])
                     self._words.put((welcome, self._epoch))
                 case Apply(commit=commit):
                     self._words.put(commit)

@@ -18,7 +18,7 @@ from phalanx.coordinator.star_lanes import Lanes
 from phalanx.coordinator.star_loop import Star
 from phalanx.coordinator.star_worker import Result, Task
 from phalanx.errors import ConfigError, DeadlineExceeded, PhalanxError
-from phalanx.transport import Credentials, Deadline, Door, format_address, is_loopback, make_token
+from phalanx.transport import Acceptor, Credentials, Deadline, format_address, is_loopback, make_token
 from phalanx.wire import Address, Purpose, entrenar, gradient
 
 
@@ -58,13 +58,13 @@ class GradientServer:
         self._size = workers
         self._scratch = make_scratch(workers)
         if dialect:
-            door = _open_to_entrenar(host, port, credentials, is_insecure=is_insecure)
+            acceptor = _open_to_entrenar(host, port, credentials, is_insecure=is_insecure)
         else:
-            door = Door(host, port, credentials, Purpose.STAR)
-        self.address: Address = door.address
+            acceptor = Acceptor(host, port, credentials, Purpose.STAR)
+        self.address: Address = acceptor.address
         self.total_samples = 0
         """How many samples ``send_shards`` shares out."""
-        self._star = Star(door, workers)
+        self._star = Star(acceptor, workers)
 
     @property
     def worker_count(self) -> int:
@@ -161,14 +161,14 @@ def check_dialect(dialect: str | None, lanes: int | None) -> None:
         raise ConfigError(f"entrenar's wire knows no lanes, and {lanes} were asked for: leave out one or the other")
 
 
-def _open_to_entrenar(host: str, port: int, credentials: Credentials, *, is_insecure: bool) -> Door:
+def _open_to_entrenar(host: str, port: int, credentials: Credentials, *, is_insecure: bool) -> Acceptor:
     if is_insecure and credentials.token is None:
         credentials = Credentials(make_token().encode(), credentials.tls)  # nobody has it: only entrenar's come in
-    door = Door(host, port, credentials, Purpose.STAR, knows_foreign=entrenar.is_opening)
-    if not is_insecure and not is_loopback(door.address.host):
-        door.close()
+    acceptor = Acceptor(host, port, credentials, Purpose.STAR, knows_foreign=entrenar.is_opening)
+    if not is_insecure and not is_loopback(acceptor.address.host):
+        acceptor.close()
         raise ConfigError(
-            f"{format_address(door.address)} is reachable from other machines, and entrenar's workers "
+            f"{format_address(acceptor.address)} is reachable from other machines, and entrenar's workers "
             "prove nothing, so that anybody could join: bind to 127.0.0.1, or say is_insecure=True (--insecure)"
         )
-    return door
+    return acceptor

@@ -17,7 +17,7 @@ from phalanx.coordinator.journal import Journal
 from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.terms import Terms
 from phalanx.errors import PhalanxError
-from phalanx.transport import Credentials, Deadline, Door
+from phalanx.transport import Acceptor, Credentials, Deadline
 from phalanx.wire import Address, Halt, Message, Purpose, Revoked, Welcome, encode
 
 _LIMIT_BYTES = 1 << 20
@@ -40,8 +40,8 @@ class Coordinator:
         credentials: Credentials | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self._door = Door(host, port, credentials or Credentials(), Purpose.COORDINATOR)
-        self.address: Address = self._door.address
+        self._acceptor = Acceptor(host, port, credentials or Credentials(), Purpose.COORDINATOR)
+        self.address: Address = self._acceptor.address
         self._journal = journal
         self._terms = terms or Terms()
         self._membership = Membership(self._terms, os.urandom(32), journal.past if journal else None, time.monotonic())
@@ -53,7 +53,7 @@ class Coordinator:
         self._over_due: float | None = None
         self._failure: str | None = None
         self._stop_read, self._stop_write = socket.socketpair()
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._selector.register(self._acceptor, selectors.EVENT_READ)
         self._selector.register(self._stop_read, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="phalanx-coordinator", daemon=True)
         self._thread.start()
@@ -101,7 +101,7 @@ class Coordinator:
             for connection in self._connections.values():
                 connection.close()
             self._selector.close()
-            self._door.close()
+            self._acceptor.close()
             self._stop_read.close()
             self._deserted.set()
             self._over.set()
@@ -113,7 +113,7 @@ class Coordinator:
                 return False
             if isinstance(key.data, int) and key.data in self._connections:
                 self._attend(key.data)
-        for arrival in self._door.arrivals():
+        for arrival in self._acceptor.arrivals():
             number = next(self._numbers)
             self._connections[number] = Connection(arrival.socket, arrival.origin, _LIMIT_BYTES)
             self._selector.register(arrival.socket, selectors.EVENT_READ, number)
@@ -124,7 +124,7 @@ class Coordinator:
 
     def _patience_s(self) -> float | None:
         last = None if self._over.is_set() else self._over_due
-        dues = [due for due in (self._membership.next_tick, self._door.next_due, last) if due is not None]
+        dues = [due for due in (self._membership.next_tick, self._acceptor.next_due, last) if due is not None]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _note_who_is_here(self) -> None:

@@ -16,7 +16,7 @@ from phalanx.coordinator.star_halt import to_message
 from phalanx.coordinator.star_peer import OurWire, Peer
 from phalanx.coordinator.star_worker import NOBODY, Result, Task, Worker
 from phalanx.errors import BadFrame, DeadlineExceeded, LinkClosed, PeerLost, PhalanxError, ProtocolError
-from phalanx.transport import Arrival, Deadline, Door, StreamLink
+from phalanx.transport import Acceptor, Deadline, ProvenConnection, StreamLink
 from phalanx.wire import gradient
 
 _JOIN_S = 10.0  # a connection that has not joined by then is a stranger
@@ -43,11 +43,11 @@ class Star:
     ``error`` is why it has halted, or None. It works in a thread of its own until it is closed.
     """
 
-    def __init__(self, door: Door, size: int) -> None:
+    def __init__(self, acceptor: Acceptor, size: int) -> None:
         self.error: Exception | None = None
         self.members: dict[int, Worker] = {}
         self.is_complete = threading.Event()
-        self._door = door
+        self._acceptor = acceptor
         self._size = size
         self._connections: list[Worker] = []
         self._call: _Call | None = None
@@ -238,7 +238,7 @@ class Star:
         """Return when there is something to do."""
         poll = select.poll()
         poll.register(self._awake, select.POLLIN)
-        poll.register(self._door, select.POLLIN)
+        poll.register(self._acceptor, select.POLLIN)
         for worker in self._connections:
             is_listening = self.error or self._is_ended or not worker.peer.is_held
             events = (select.POLLIN if is_listening else 0) | (0 if worker.peer.is_quiet else select.POLLOUT)
@@ -246,8 +246,8 @@ class Star:
         ready = dict(poll.poll(self._patience_ms()))
         if self._awake.fileno() in ready:
             self._awake.recv(1024)
-        if self._door.fileno() in ready or _is_past(self._door.next_due):
-            for arrival in self._door.arrivals():
+        if self._acceptor.fileno() in ready or _is_past(self._acceptor.next_due):
+            for arrival in self._acceptor.arrivals():
                 self._admit(arrival)
         for worker in list(self._connections):
             if worker.peer.is_held and ready.get(worker.peer.fileno(), 0) & _HUNG_UP:
@@ -257,13 +257,13 @@ class Star:
 
     def _patience_ms(self) -> float | None:
         dues = [worker.due for worker in self._connections if not worker.has_joined]
-        if self._door.next_due is not None:
-            dues.append(self._door.next_due)
+        if self._acceptor.next_due is not None:
+            dues.append(self._acceptor.next_due)
         if self._call:
             dues.append(self._call.deadline.at)
         return max(0.0, min(dues) - time.monotonic()) * 1000 if dues else None
 
-    def _admit(self, arrival: Arrival) -> None:
+    def _admit(self, arrival: ProvenConnection) -> None:
         wire = EntrenarWire() if arrival.opening else OurWire()
         peer = Peer(StreamLink(arrival.socket, NOBODY), wire, arrival.opening)
         self._connections.append(Worker(peer, arrival.origin, time.monotonic() + _JOIN_S))
@@ -287,7 +287,7 @@ class Star:
             call.done.set_exception(self.error)
         for worker in self._connections:
             worker.peer.close()
-        self._door.close()
+        self._acceptor.close()
         self._awake.close()
 
 

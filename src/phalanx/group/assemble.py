@@ -8,7 +8,7 @@ import numpy as np
 
 from phalanx.buffers import Array, DType, even_parts
 from phalanx.collectives import Call, Team, Topology
-from phalanx.transport import Arena, Deadline, Epoch, Link, Place, Seat, Switchboard, can_share_memory
+from phalanx.transport import Arena, ArenaSegments, Connector, Deadline, Epoch, Link, Place, can_share_memory
 from phalanx.wire import Collective, Signature
 
 
@@ -16,7 +16,7 @@ def assemble(
     rank: int,
     names: Sequence[int],
     hosts: Sequence[str],
-    switchboard: Switchboard,
+    connector: Connector,
     key: bytes,
     deadline: Deadline,
     epoch: Epoch,
@@ -27,7 +27,7 @@ def assemble(
     """
     with ExitStack() as undo:
         links, channels = (
-            _join(rank, names, switchboard, each, deadline, epoch, undo)
+            _join(rank, names, connector, each, deadline, epoch, undo)
             for each in (key, hashlib.sha256(key).digest()[:16])
         )
         apart = Team(
@@ -43,7 +43,7 @@ def assemble(
 def _join(
     rank: int,
     names: Sequence[int],
-    switchboard: Switchboard,
+    connector: Connector,
     key: bytes,
     deadline: Deadline,
     epoch: Epoch,
@@ -52,7 +52,7 @@ def _join(
     """Links to all the others, by their rank in this team; ``undo`` closes them."""
     peers = [name for name in names if name != names[rank]]
     links = {
-        names.index(name): link for name, link in switchboard.links(key, names[rank], peers, deadline, epoch).items()
+        names.index(name): link for name, link in connector.links(key, names[rank], peers, deadline, epoch).items()
     }
     for link in links.values():
         undo.callback(link.close)
@@ -64,14 +64,14 @@ def _share_memory(
 ) -> tuple[Arena | None, Topology]:
     """An arena on every host where all ranks can reach each other's memory, and who shares memory then."""
     neighbours = [number for number, host in enumerate(hosts) if host == hosts[apart.rank]]
-    seat = Seat.create() if can_share_memory() else None
+    segments = ArenaSegments.create() if can_share_memory() else None
     try:
-        seats = _tell_all(apart, _describe(seat), deadline)
-        arena = _sit_down(seat, apart.rank, neighbours, names, seats)
+        places = _tell_all(apart, _describe(segments), deadline)
+        arena = _map_arena(segments, apart.rank, neighbours, names, places)
         has_arena = _tell_all(apart, np.array([arena is not None], np.int64), deadline)[:, 0]
     finally:
-        if seat:
-            seat.release()  # whoever could map it has done so
+        if segments:
+            segments.release()  # whoever could map it has done so
     shared: dict[str, list[int]] = {}
     for number, host in enumerate(hosts):
         together = [other for other, its_host in enumerate(hosts) if its_host == host]
@@ -84,23 +84,23 @@ def _share_memory(
     return arena, topology
 
 
-def _describe(seat: Seat | None) -> Array:
-    if seat is None:
+def _describe(segments: ArenaSegments | None) -> Array:
+    if segments is None:
         return np.zeros(5, np.int64)
-    board, results = seat.board.place, seat.results.place
+    board, results = segments.board.place, segments.results.place
     return np.array([board.pid, board.descriptor, board.inode, results.descriptor, results.inode], np.int64)
 
 
-def _sit_down(
-    seat: Seat | None, rank: int, neighbours: Sequence[int], names: Sequence[int], seats: Array
+def _map_arena(
+    segments: ArenaSegments | None, rank: int, neighbours: Sequence[int], names: Sequence[int], places: Array
 ) -> Arena | None:
-    if seat is None:
+    if segments is None:
         return None
-    first = seats[neighbours[0]].tolist()
-    boards = [Place(*seats[number, :3].tolist()) for number in neighbours]
+    first = places[neighbours[0]].tolist()
+    boards = [Place(*places[number, :3].tolist()) for number in neighbours]
     results = Place(first[0], *first[3:])
     try:
-        return Arena(seat, neighbours.index(rank), [names[number] for number in neighbours], boards, results)
+        return Arena(segments, neighbours.index(rank), [names[number] for number in neighbours], boards, results)
     except OSError:  # another user, another container, no such memory: links serve as well
         return None
 

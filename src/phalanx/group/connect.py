@@ -12,13 +12,13 @@ from phalanx.group.group import Group, make_group
 from phalanx.group.transaction import Member
 from phalanx.group.world import World
 from phalanx.transport import (
+    Acceptor,
+    Connector,
     Credentials,
     Deadline,
-    Door,
     Epoch,
-    MemorySwitchboard,
-    Switchboard,
-    TcpLobby,
+    MemoryConnector,
+    TcpConnector,
     host_identity,
     is_loopback,
     own_hosts,
@@ -75,26 +75,26 @@ def alone(timeout_s: float = 300.0, lanes: int | None = None) -> Group:
     """A group of one: everything works, and nothing needs a network."""
     check_lanes(lanes, 1)
     epoch = Epoch(1)
-    world = World(MemorySwitchboard(), epoch, None, [host_identity()])
+    world = World(MemoryConnector(), epoch, None, [host_identity()])
     return make_group(world, [0], 0, bytes(16), Deadline.after(timeout_s), timeout_s, epoch.close, lanes)
 
 
-def connect(join: Join, switchboard: Switchboard | None = None) -> Group:
+def connect(join: Join, connector: Connector | None = None) -> Group:
     """Join the group that ``join`` describes; returns when all its ranks are connected.
 
-    ``switchboard`` makes the links; without one they are TCP connections.
+    ``connector`` makes the links; without one they are TCP connections.
     """
     deadline = Deadline.after(join.timeout_s)
     with ExitStack() as undo:
         client = CoordinatorClient(join.coordinator, deadline, credentials=join.credentials, hosted_by=join.hosted_by)
         undo.callback(client.close)
-        door = _listen(client.local_host, join)
-        undo.callback(door.close)
-        welcome, epoch = client.join(_hello(join, _published(client.local_host, door)), deadline)
+        acceptor = _listen(client.local_host, join)
+        undo.callback(acceptor.close)
+        welcome, epoch = client.join(_hello(join, _published(client.local_host, acceptor)), deadline)
         undo.callback(epoch.close)
-        lobby = TcpLobby(door, {member.rank: member.addresses for member in welcome.members})
-        undo.callback(lobby.close)
-        world = World(switchboard or lobby, epoch, client, [member.host for member in welcome.members])
+        tcp = TcpConnector(acceptor, {member.rank: member.addresses for member in welcome.members})
+        undo.callback(tcp.close)
+        world = World(connector or tcp, epoch, client, [member.host for member in welcome.members])
         ranks = [member.rank for member in welcome.members]
         leave = ExitStack()
         group = make_group(world, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close, join.lanes)
@@ -113,7 +113,7 @@ def enlist(join: Join) -> Member:
         undo.callback(client.close)
         welcome, epoch = client.join(_hello(join, ()), deadline)
         undo.callback(epoch.close)
-        world = World(MemorySwitchboard(), epoch, client, [member.host for member in welcome.members])
+        world = World(MemoryConnector(), epoch, client, [member.host for member in welcome.members])
         leave = undo.pop_all()
         leave.callback(client.leave)
         return Member(world, welcome.rank, len(welcome.members), join.lanes, join.timeout_s, leave.close)
@@ -138,16 +138,16 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
     )
 
 
-def _listen(local_host: str, join: Join) -> Door:
+def _listen(local_host: str, join: Join) -> Acceptor:
     """Listen where peers can come: on this machine only if all are on it, else on every interface."""
     if all(is_loopback(address.host) for address in join.coordinator):
         host = local_host
     else:
         host = "::" if ":" in local_host else "0.0.0.0"  # noqa: S104 - peers come from other machines
-    return Door(host, 0, join.credentials, Purpose.LINK)
+    return Acceptor(host, 0, join.credentials, Purpose.LINK)
 
 
-def _published(local_host: str, door: Door) -> tuple[Address, ...]:
-    where = door.address
+def _published(local_host: str, acceptor: Acceptor) -> tuple[Address, ...]:
+    where = acceptor.address
     hosts = (local_host,) if is_loopback(where.host) else own_hosts(local_host)
     return tuple(Address(host=host, port=where.port) for host in hosts)

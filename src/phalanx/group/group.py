@@ -24,7 +24,7 @@ from phalanx.group.calls import Calls
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
 from phalanx.group.transaction import commit, halt
 from phalanx.group.world import World, arbitrate
-from phalanx.transport import Deadline, Line, Pending
+from phalanx.transport import Deadline, Pending, SerialExecutor
 from phalanx.wire import Cause, Collective
 
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ class Group(Calls):
         self._key = key
         self._name = key[:8].hex()
         self._operations = Operations(team)
-        self._lines: dict[Channel | None, Line] = {}
+        self._lines: dict[Channel | None, SerialExecutor] = {}
         self._sequences: Counter[Channel | None] = Counter()
         self._subgroups: WeakSet[Group] = WeakSet()
         self._times_asked: Counter[tuple[int, ...]] = Counter()  # for the same subgroup
@@ -212,10 +212,10 @@ class Group(Calls):
         self._check_usable()
         return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
 
-    def _line(self, operation: Operation[Result]) -> Line:
+    def _line(self, operation: Operation[Result]) -> SerialExecutor:
         line = self._lines.get(operation.channel)
         if line is None:
-            line = self._lines.setdefault(operation.channel, Line(f"phalanx-exchange-{self.rank}"))
+            line = self._lines.setdefault(operation.channel, SerialExecutor(f"phalanx-exchange-{self.rank}"))
         return line
 
     def _perform(self, operation: Operation[Result], deadline: Deadline) -> Result:
@@ -275,7 +275,7 @@ def make_group(
     rank = names.index(name)
     hosts = [world.hosts[each] for each in names]
     try:
-        team = assemble(rank, names, hosts, world.switchboard, key, deadline, world.epoch)
+        team = assemble(rank, names, hosts, world.connector, key, deadline, world.epoch)
     except PhalanxError as error:
         raise copy.copy(arbitrate(error, world)) from None
     return Group(world, names, team, key, timeout_s, leave, lanes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from phalanx.errors import CollectiveMismatch, DeadlineExceeded, PeerLost, PhalanxError
-from phalanx.transport import Deadline, Epoch, Switchboard
+from phalanx.transport import Connector, Deadline, Epoch
 from phalanx.wire import Cause, Commit, Reason, Welcome
 
 _VERDICT_S = 0.75  # how long a call that failed waits to hear from the coordinator who is really to blame
@@ -32,7 +32,7 @@ class Registry(Protocol):
 class World:
     """What a group has in common with its subgroups; ``hosts`` says where each rank of the world runs."""
 
-    switchboard: Switchboard
+    connector: Connector
     epoch: Epoch
     registry: Registry | None
     hosts: Sequence[str]

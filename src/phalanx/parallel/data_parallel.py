@@ -18,7 +18,7 @@ from phalanx.parallel.marks import Marks
 from phalanx.parallel.norm import clip
 from phalanx.parallel.shards import Ownership
 from phalanx.parallel.turn import Shares, Turn
-from phalanx.transport import Line
+from phalanx.transport import SerialExecutor
 
 
 class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
@@ -40,7 +40,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._wire = None if wire is None else DType.parse(wire)
         if self._wire not in (None, DType.BF16):
             raise ConfigError(f"gradients travel as they are, or f32 as bf16, not as {self._wire.label}: change wire")
-        self._line = Line(f"phalanx-exchange-{group.rank}")
+        self._line = SerialExecutor(f"phalanx-exchange-{group.rank}")
         self._turn: Turn | None = None
         self._weight = 1.0
         self._is_synchronised = True

@@ -14,7 +14,7 @@ from phalanx.parallel.held import Held
 from phalanx.parallel.shards import Ownership
 from phalanx.parallel.slots import Slot, make_slot, make_stream
 from phalanx.parallel.summary import Summary
-from phalanx.transport import Line, Pending
+from phalanx.transport import Pending, SerialExecutor
 
 
 class Traffic:
@@ -50,7 +50,7 @@ class Traffic:
         self.buffer_slot = self._make_slot(rows, buffers, None, is_sharded=False) if buffers else None
         self._gradients = len(gradients)
         self._counts = np.zeros(exchange.lanes)
-        self._line = Line(f"phalanx-exchange-{exchange.rank}")
+        self._line = SerialExecutor(f"phalanx-exchange-{exchange.rank}")
         self._pending: list[Pending[None]] = []
 
     def begin(self) -> None:

@@ -12,7 +12,7 @@ from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group, Join, Over, connect
 from phalanx.testing.outcome import Outcome, observe, pack, unpack
-from phalanx.transport import Deadline, Epoch, Link, MemorySwitchboard, Switchboard, format_address, parse_address
+from phalanx.transport import Connector, Deadline, Epoch, Link, MemoryConnector, format_address, parse_address
 from phalanx.wire import Address
 
 Function = Callable[[Group], Any]  # Any: tests return what they like
@@ -63,7 +63,7 @@ class World:
         """Begin ``function(group)`` on every rank."""
         return _Processes(self, function) if self.processes else _Threads(self, function)
 
-    def join(self, rank: int, coordinator: Address, switchboard: Switchboard | None = None) -> Group:
+    def join(self, rank: int, coordinator: Address, connector: Connector | None = None) -> Group:
         """Become ``rank`` of this world."""
         over = Over.AUTO if self.over == "arena" else Over.TCP
         host = self.hosts[rank] if self.hosts else None
@@ -76,7 +76,7 @@ class World:
             timeout_s=self.timeout_s,
             lanes=self.lanes,
         )
-        return connect(join, switchboard)
+        return connect(join, connector)
 
 
 class Run:
@@ -116,12 +116,12 @@ class Run:
 class _Threads(Run):
     def __init__(self, world: World, function: Function) -> None:
         self._coordinator = Coordinator(terms=Terms.exactly(world.size))
-        self._switchboard = switchboard = _Wrapping(world.wrap) if world.over == "memory" else None
+        self._connector = connector = _Wrapping(world.wrap) if world.over == "memory" else None
         self._outcomes: dict[int, Outcome] = {}
 
         def live(rank: int) -> None:
             def work() -> object:
-                with world.join(rank, self._coordinator.address, switchboard) as group:
+                with world.join(rank, self._coordinator.address, connector) as group:
                     return function(group)
 
             self._outcomes[rank] = observe(rank, work)
@@ -134,12 +134,12 @@ class _Threads(Run):
         for thread in self._threads:
             thread.join()
         self._coordinator.close()
-        if self._switchboard:
-            self._switchboard.close()
+        if self._connector:
+            self._connector.close()
         return [self._outcomes[rank] for rank in sorted(self._outcomes)]
 
 
-class _Wrapping(MemorySwitchboard):
+class _Wrapping(MemoryConnector):
     """Memory links, each wrapped by the test."""
 
     def __init__(self, wrap: Wrap | None) -> None:

@@ -1,44 +1,44 @@
 """Moving bytes: links between ranks, and the memory that ranks of one host share."""
 
+from phalanx.transport.acceptor import Acceptor, ProvenConnection, Refusal, call
 from phalanx.transport.address import format_address, is_loopback, own_hosts, parse_address
-from phalanx.transport.arena import STAGE_BYTES, Arena, Post, Seat
+from phalanx.transport.arena import STAGE_BYTES, Arena, ArenaSegments, Post
+from phalanx.transport.connector import Connector, TcpConnector
 from phalanx.transport.credentials import Credentials, Tls, make_token, parse_token
 from phalanx.transport.deadline import Deadline
-from phalanx.transport.door import Arrival, Door, Refusal, call
 from phalanx.transport.epoch import Epoch, Wait
-from phalanx.transport.line import Line
 from phalanx.transport.link import Link, wait_for_links
-from phalanx.transport.lobby import Switchboard, TcpLobby
-from phalanx.transport.memory import MemorySwitchboard, memory_pair
+from phalanx.transport.memory import MemoryConnector, memory_pair
 from phalanx.transport.pending import Pending
 from phalanx.transport.segment import Place, can_share_memory, host_identity
-from phalanx.transport.shelf import Location, Shelf
+from phalanx.transport.segment_pool import Location, SegmentPool
+from phalanx.transport.serial_executor import SerialExecutor
 from phalanx.transport.stream import NOT_NOW, StreamLink
 from phalanx.transport.tcp import Listener, connect
 
 __all__ = [
     "NOT_NOW",
     "STAGE_BYTES",
+    "Acceptor",
     "Arena",
-    "Arrival",
+    "ArenaSegments",
+    "Connector",
     "Credentials",
     "Deadline",
-    "Door",
     "Epoch",
-    "Line",
     "Link",
     "Listener",
     "Location",
-    "MemorySwitchboard",
+    "MemoryConnector",
     "Pending",
     "Place",
     "Post",
+    "ProvenConnection",
     "Refusal",
-    "Seat",
-    "Shelf",
+    "SegmentPool",
+    "SerialExecutor",
     "StreamLink",
-    "Switchboard",
-    "TcpLobby",
+    "TcpConnector",
     "Tls",
     "Wait",
     "call",

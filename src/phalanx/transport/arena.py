@@ -24,7 +24,7 @@ from phalanx.transport import futex
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch, Wait
 from phalanx.transport.segment import PAGE_BYTES, Place, Segment, map_segment
-from phalanx.transport.shelf import Location, Shelf
+from phalanx.transport.segment_pool import Location, SegmentPool
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -68,14 +68,14 @@ class Post(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ArenaSegments:
     """What a rank brings to an arena, and its peers need to know to find it."""
 
     board: Segment
     results: Segment
 
     @classmethod
-    def create(cls) -> "Seat":
+    def create(cls) -> "ArenaSegments":
         """A fresh board, and results that are used if this rank turns out to be the host's first."""
         return cls(Segment.create(PAGE_BYTES + 2 * STAGE_BYTES), Segment.create(2 * STAGE_BYTES))
 
@@ -91,18 +91,20 @@ class Arena:
     Raises ``OSError`` where a peer's memory is out of reach.
     """
 
-    def __init__(self, seat: Seat, index: int, ranks: Sequence[int], boards: Sequence[Place], results: Place) -> None:
+    def __init__(
+        self, own: ArenaSegments, index: int, ranks: Sequence[int], boards: Sequence[Place], results: Place
+    ) -> None:
         self.index = index
         self.ranks = tuple(ranks)
         self.waited_s = dict.fromkeys(ranks, 0.0)
-        self.shelf = Shelf([place.pid for place in boards])
+        self.pool = SegmentPool([place.pid for place in boards])
         self._boards = [
-            seat.board.memory if position == index else map_segment(place, writable=False)
+            own.board.memory if position == index else map_segment(place, writable=False)
             for position, place in enumerate(boards)
         ]
         self._counts = [memoryview(board).cast("Q") for board in self._boards]
         self._addresses = [np.frombuffer(board, np.uint8).ctypes.data for board in self._boards]
-        shared = seat.results.memory if index == 0 else map_segment(results, writable=True)
+        shared = own.results.memory if index == 0 else map_segment(results, writable=True)
         self._stages = [_stages(board, PAGE_BYTES) for board in self._boards]
         self._results = _stages(shared, 0)
         self._meetings = 0
@@ -173,7 +175,7 @@ class Arena:
     def close(self) -> None:
         """Say so on the board, and give up the names of what lies here; arrays that use the memory keep it alive."""
         self._counts[self.index][_HAS_CLOSED] = 1
-        self.shelf.close()
+        self.pool.close()
 
     def _wait_for(
         self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool

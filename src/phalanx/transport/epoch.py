@@ -24,14 +24,14 @@ class Epoch:
 
     Whoever waits looks at ``check`` between naps, or polls the descriptor, which becomes readable
     once and for all when the epoch is revoked. ``waiting`` tells the coordinator whom this rank waits for,
-    so that a stall is blamed on the rank that causes it and not on its neighbour; ``wonder`` asks it whether
+    so that a stall is blamed on the rank that causes it and not on its neighbour; ``suspect_mismatch`` asks it whether
     everybody is in the same call.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._waits: dict[int, Wait] = {}  # by thread: a group may wait in several at once
-        self.wonder: Callable[[], None] = lambda: None
+        self.suspect_mismatch: Callable[[], None] = lambda: None
         self.left: frozenset[int] = frozenset()
         self.error: PhalanxError | None = None
         self._read_end, self._write_end = socket.socketpair()

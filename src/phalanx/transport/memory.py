@@ -21,7 +21,7 @@ def memory_pair(left: int, right: int) -> tuple[StreamLink, StreamLink]:
     return StreamLink(left_end, right), StreamLink(right_end, left)
 
 
-class MemorySwitchboard:
+class MemoryConnector:
     """Joins the threads of one process that ask for the same key."""
 
     def __init__(self) -> None:

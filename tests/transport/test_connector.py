@@ -10,12 +10,12 @@ from link_pairs import send_all
 
 from phalanx.errors import ConnectError, PeerLost
 from phalanx.transport import (
+    Acceptor,
     Credentials,
     Deadline,
-    Door,
     Epoch,
-    MemorySwitchboard,
-    TcpLobby,
+    MemoryConnector,
+    TcpConnector,
     Tls,
     call,
     wait_for_links,
@@ -53,25 +53,27 @@ def epoch(stack):
     return stack.enter_context(closing(Epoch(1)))
 
 
-def open_lobbies(stack, size=SIZE, credentials=None):
-    doors = [Door("127.0.0.1", 0, each, Purpose.LINK) for each in credentials or [Credentials(TOKEN)] * size]
-    addresses = {rank: [door.address] for rank, door in enumerate(doors)}
-    return [stack.enter_context(closing(TcpLobby(door, addresses))) for door in doors]
+def open_connectors(stack, size=SIZE, credentials=None):
+    acceptors = [Acceptor("127.0.0.1", 0, each, Purpose.LINK) for each in credentials or [Credentials(TOKEN)] * size]
+    addresses = {rank: [acceptor.address] for rank, acceptor in enumerate(acceptors)}
+    return [stack.enter_context(closing(TcpConnector(acceptor, addresses))) for acceptor in acceptors]
 
 
-def knock(stack, lobby, data):
-    """Connect to a lobby and say something, without having proven anything."""
-    where = lobby._door.address
+def knock(stack, connector, data):
+    """Connect to a connector and say something, without having proven anything."""
+    where = connector._acceptor.address
     connected = stack.enter_context(socket.create_connection((where.host, where.port)))
     connected.sendall(data)
     return connected
 
 
-def visit(stack, lobby, data):
-    """Prove ourselves to a lobby as soon as somebody is there, and say something."""
+def visit(stack, connector, data):
+    """Prove ourselves to a connector as soon as somebody is there, and say something."""
 
     def work():
-        connected = call([lobby._door.address], Deadline.after(20), Credentials(TOKEN), Purpose.LINK, whom="a lobby")
+        connected = call(
+            [connector._acceptor.address], Deadline.after(20), Credentials(TOKEN), Purpose.LINK, whom="a connector"
+        )
         stack.enter_context(connected)
         connected.sendall(data)
         return connected
@@ -79,13 +81,13 @@ def visit(stack, lobby, data):
     return stack.enter_context(ThreadPoolExecutor(1)).submit(work)
 
 
-def wait_for_visits(lobby, visits, epoch):
-    """Stand in the lobby until all visitors have said what they have to say."""
+def wait_for_visits(connector, visits, epoch):
+    """Stand in the connector until all callers have said what they have to say."""
     have_spoken = False
     while not have_spoken:
         have_spoken = all(visit.done() for visit in visits)
         with pytest.raises(ConnectError):  # once more when all have, so that they are heard
-            lobby.links(b"n" * 16, 0, [7], Deadline.after(0.02), epoch)
+            connector.links(b"n" * 16, 0, [7], Deadline.after(0.02), epoch)
 
 
 def hear(link, epoch):
@@ -96,13 +98,13 @@ def hear(link, epoch):
     return heard[0]
 
 
-def link_all(switchboards, key=KEY):
+def link_all(connectors, key=KEY):
     """Link every rank with every other, each in a thread, and return whom each found behind its links."""
 
     def work(rank):
-        peers = [peer for peer in range(len(switchboards)) if peer != rank]
+        peers = [peer for peer in range(len(connectors)) if peer != rank]
         with closing(Epoch(1)) as epoch, ExitStack() as links:
-            linked = switchboards[rank].links(key, rank, peers, Deadline.after(10), epoch)
+            linked = connectors[rank].links(key, rank, peers, Deadline.after(10), epoch)
             for link in linked.values():
                 links.callback(link.close)
             assert all(link.peer == peer for peer, link in linked.items())
@@ -110,66 +112,66 @@ def link_all(switchboards, key=KEY):
                 send_all(link, bytes([rank]))
             return {peer: hear(link, epoch) for peer, link in linked.items()}
 
-    with ThreadPoolExecutor(len(switchboards)) as pool:
-        return list(pool.map(work, range(len(switchboards))))
+    with ThreadPoolExecutor(len(connectors)) as pool:
+        return list(pool.map(work, range(len(connectors))))
 
 
 EVERYBODY = [{peer: peer for peer in range(SIZE) if peer != rank} for rank in range(SIZE)]
 
 
 def test_every_rank_is_linked_with_every_other_over_tcp(stack):
-    lobbies = open_lobbies(stack)
+    connectors = open_connectors(stack)
 
-    assert link_all(lobbies) == EVERYBODY
-    assert link_all(lobbies, LATER_KEY) == EVERYBODY
+    assert link_all(connectors) == EVERYBODY
+    assert link_all(connectors, LATER_KEY) == EVERYBODY
 
 
 def test_every_rank_is_linked_with_every_other_in_memory():
-    with closing(MemorySwitchboard()) as switchboard:
-        assert link_all([switchboard] * SIZE) == EVERYBODY
+    with closing(MemoryConnector()) as connector:
+        assert link_all([connector] * SIZE) == EVERYBODY
 
 
 @needs_openssl
 def test_every_rank_is_linked_with_every_other_over_tls(stack, tmp_path):
     tls = Tls(*make_certificate(tmp_path, make_authority(tmp_path)))
 
-    assert link_all(open_lobbies(stack, credentials=[Credentials(TOKEN, tls)] * SIZE)) == EVERYBODY
+    assert link_all(open_connectors(stack, credentials=[Credentials(TOKEN, tls)] * SIZE)) == EVERYBODY
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_stranger_does_not_keep_ranks_from_being_linked(stack, stranger):
-    lobbies = open_lobbies(stack)
-    for lobby in lobbies:
-        knock(stack, lobby, STRANGERS[stranger])
+    connectors = open_connectors(stack)
+    for connector in connectors:
+        knock(stack, connector, STRANGERS[stranger])
 
-    assert link_all(lobbies) == EVERYBODY
+    assert link_all(connectors) == EVERYBODY
 
 
 @pytest.mark.parametrize("lost", LOST)
 def test_who_is_wrong_here_does_not_keep_ranks_from_being_linked(stack, epoch, lost):
-    lobbies = open_lobbies(stack)
-    for lobby in lobbies:
-        wait_for_visits(lobby, [visit(stack, lobby, LOST[lost])], epoch)
+    connectors = open_connectors(stack)
+    for connector in connectors:
+        wait_for_visits(connector, [visit(stack, connector, LOST[lost])], epoch)
 
-    assert link_all(lobbies) == EVERYBODY
+    assert link_all(connectors) == EVERYBODY
 
 
 def test_strangers_that_hang_up_do_not_keep_ranks_from_being_linked(stack):
-    lobbies = open_lobbies(stack)
+    connectors = open_connectors(stack)
     for data in STRANGERS.values():
-        for lobby in lobbies:
-            knock(stack, lobby, data).close()
+        for connector in connectors:
+            knock(stack, connector, data).close()
 
-    assert link_all(lobbies) == EVERYBODY
+    assert link_all(connectors) == EVERYBODY
 
 
 def test_a_stranger_is_sent_away_and_named_in_the_log(stack, epoch, caplog):
-    lobby = open_lobbies(stack, size=1)[0]
-    stranger = knock(stack, lobby, STRANGERS["HTTP"])
-    visit(stack, lobby, encode(LinkHello(epoch=1, rank=2, key=KEY)))
+    connector = open_connectors(stack, size=1)[0]
+    stranger = knock(stack, connector, STRANGERS["HTTP"])
+    visit(stack, connector, encode(LinkHello(epoch=1, rank=2, key=KEY)))
 
     with caplog.at_level(logging.WARNING, "phalanx"):
-        linked = lobby.links(KEY, 0, [2], Deadline.after(10), epoch)
+        linked = connector.links(KEY, 0, [2], Deadline.after(10), epoch)
 
     linked[2].close()
     assert b"this looks like HTTP" in stranger.makefile("rb").read()
@@ -178,15 +180,15 @@ def test_a_stranger_is_sent_away_and_named_in_the_log(stack, epoch, caplog):
 
 
 def test_a_rank_with_another_token_is_not_linked(stack, epoch, caplog):
-    lobbies = open_lobbies(stack, credentials=[Credentials(TOKEN), Credentials(OTHER_TOKEN)])
+    connectors = open_connectors(stack, credentials=[Credentials(TOKEN), Credentials(OTHER_TOKEN)])
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lobbies[0].links, KEY, 0, [1], Deadline.after(0.5), epoch)
+        waiting = pool.submit(connectors[0].links, KEY, 0, [1], Deadline.after(0.5), epoch)
 
         with (
             pytest.raises(ConnectError, match="no link to rank 0: the token is wrong") as caught,
             closing(Epoch(1)) as own_epoch,
         ):
-            lobbies[1].links(KEY, 1, [0], Deadline.after(600), own_epoch)
+            connectors[1].links(KEY, 1, [0], Deadline.after(600), own_epoch)
 
     assert caught.value.peer == 0
     assert isinstance(waiting.exception(), ConnectError)
@@ -198,24 +200,24 @@ def test_a_stranger_at_a_peer_s_first_address_does_not_hide_the_second(stack):
         connected = stack.enter_context(stranger.accept()[0])
         connected.sendall(b"HTTP/1.1 400 Bad Request\r\n")
 
-    lobbies = open_lobbies(stack, 2)
+    connectors = open_connectors(stack, 2)
     stranger = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    lobbies[1]._addresses[0].insert(0, Address(host="127.0.0.1", port=stranger.getsockname()[1]))
+    connectors[1]._addresses[0].insert(0, Address(host="127.0.0.1", port=stranger.getsockname()[1]))
     answering = threading.Thread(target=answer)
     answering.start()
 
-    linked = link_all(lobbies)
+    linked = link_all(connectors)
 
     answering.join()
     assert linked == [{1: 1}, {0: 0}]
 
 
 def test_a_rank_that_comes_late_does_not_hold_up_the_others(stack, epoch):
-    lobbies = open_lobbies(stack)
+    connectors = open_connectors(stack)
     with ThreadPoolExecutor(1) as pool, closing(Epoch(1)) as own_epoch:
-        linking = pool.submit(lobbies[2].links, KEY, 2, [0, 1], Deadline.after(20), own_epoch)
+        linking = pool.submit(connectors[2].links, KEY, 2, [0, 1], Deadline.after(20), own_epoch)
 
-        links = [lobbies[rank].links(KEY, rank, [2], Deadline.after(20), epoch)[2] for rank in (1, 0)]
+        links = [connectors[rank].links(KEY, rank, [2], Deadline.after(20), epoch)[2] for rank in (1, 0)]
 
         links += linking.result().values()
     for link in links:
@@ -223,13 +225,13 @@ def test_a_rank_that_comes_late_does_not_hold_up_the_others(stack, epoch):
 
 
 def test_who_calls_early_for_a_later_key_is_kept(stack, epoch):
-    lobby = open_lobbies(stack, size=1)[0]
-    early = visit(stack, lobby, encode(LinkHello(epoch=1, rank=1, key=LATER_KEY)))
-    wait_for_visits(lobby, [early], epoch)
-    visit(stack, lobby, encode(LinkHello(epoch=1, rank=2, key=KEY)))
+    connector = open_connectors(stack, size=1)[0]
+    early = visit(stack, connector, encode(LinkHello(epoch=1, rank=1, key=LATER_KEY)))
+    wait_for_visits(connector, [early], epoch)
+    visit(stack, connector, encode(LinkHello(epoch=1, rank=2, key=KEY)))
 
-    now = lobby.links(KEY, 0, [2], Deadline.after(10), epoch)
-    later = lobby.links(LATER_KEY, 0, [1], Deadline.after(10), epoch)
+    now = connector.links(KEY, 0, [2], Deadline.after(10), epoch)
+    later = connector.links(LATER_KEY, 0, [1], Deadline.after(10), epoch)
 
     now[2].close()
     later[1].close()
@@ -238,10 +240,10 @@ def test_who_calls_early_for_a_later_key_is_kept(stack, epoch):
 
 
 def test_bytes_that_follow_a_hello_belong_to_the_link(stack, epoch):
-    lobby = open_lobbies(stack, size=1)[0]
-    visit(stack, lobby, encode(LinkHello(epoch=1, rank=1, key=KEY)) + b"\x01and more")
+    connector = open_connectors(stack, size=1)[0]
+    visit(stack, connector, encode(LinkHello(epoch=1, rank=1, key=KEY)) + b"\x01and more")
 
-    link = lobby.links(KEY, 0, [1], Deadline.after(10), epoch)[1]
+    link = connector.links(KEY, 0, [1], Deadline.after(10), epoch)[1]
     heard = hear(link, epoch)
 
     link.close()
@@ -249,61 +251,61 @@ def test_bytes_that_follow_a_hello_belong_to_the_link(stack, epoch):
 
 
 def test_a_hello_may_come_in_pieces(stack, epoch):
-    lobby = open_lobbies(stack, size=1)[0]
+    connector = open_connectors(stack, size=1)[0]
     hello = encode(LinkHello(epoch=1, rank=1, key=KEY))
-    calling = visit(stack, lobby, hello[:10])
+    calling = visit(stack, connector, hello[:10])
 
-    wait_for_visits(lobby, [calling], epoch)
+    wait_for_visits(connector, [calling], epoch)
     calling.result().sendall(hello[10:])
-    linked = lobby.links(KEY, 0, [1], Deadline.after(10), epoch)
+    linked = connector.links(KEY, 0, [1], Deadline.after(10), epoch)
 
     linked[1].close()
     assert list(linked) == [1]
 
 
 def test_peers_that_do_not_come_are_named(stack, epoch):
-    lobby = open_lobbies(stack, size=1)[0]
+    connector = open_connectors(stack, size=1)[0]
 
     with pytest.raises(ConnectError, match=r"no link to rank 1, rank 2 within 0.02 s") as caught:
-        lobby.links(KEY, 0, [1, 2], Deadline.after(0.02), epoch)
+        connector.links(KEY, 0, [1, 2], Deadline.after(0.02), epoch)
 
     assert caught.value.peer == 1
 
 
-@pytest.mark.parametrize("make_switchboard", [lambda stack: open_lobbies(stack, 2)[1], lambda _: MemorySwitchboard()])
-def test_a_revoked_epoch_ends_the_wait_for_peers(stack, epoch, make_switchboard):
-    switchboard = make_switchboard(stack)
+@pytest.mark.parametrize("make_connector", [lambda stack: open_connectors(stack, 2)[1], lambda _: MemoryConnector()])
+def test_a_revoked_epoch_ends_the_wait_for_peers(stack, epoch, make_connector):
+    connector = make_connector(stack)
     epoch.revoke(PeerLost("rank 0 went away", peer=0))
 
     with pytest.raises(PeerLost, match="rank 0 went away"):
-        switchboard.links(KEY, 1, [0], Deadline.after(10), epoch)
+        connector.links(KEY, 1, [0], Deadline.after(10), epoch)
 
 
 def test_a_memory_peer_that_does_not_come_is_named(epoch):
     with pytest.raises(ConnectError, match="rank 0 did not come") as caught:
-        MemorySwitchboard().links(KEY, 1, [0], Deadline.after(0.02), epoch)
+        MemoryConnector().links(KEY, 1, [0], Deadline.after(0.02), epoch)
 
     assert caught.value.peer == 0
 
 
 def test_links_in_memory_that_nobody_came_for_are_dropped(epoch):
-    switchboard = MemorySwitchboard()
-    link = switchboard.links(KEY, 0, [1], Deadline.after(10), epoch)[1]
+    connector = MemoryConnector()
+    link = connector.links(KEY, 0, [1], Deadline.after(10), epoch)[1]
 
-    switchboard.close()
-    switchboard.close()
+    connector.close()
+    connector.close()
 
     with closing(link), pytest.raises(PeerLost):
         link.receive_nowait(memoryview(bytearray(1)))
 
 
 def test_closing_a_lobby_twice_drops_whoever_waits_there(stack, epoch):
-    lobby = open_lobbies(stack, size=1)[0]
-    waiting = [knock(stack, lobby, STRANGERS[name]) for name in ("silence", "half an opening")]
-    lost = [visit(stack, lobby, LOST[name]) for name in ("half a hello", "another key")]
-    wait_for_visits(lobby, lost, epoch)
+    connector = open_connectors(stack, size=1)[0]
+    waiting = [knock(stack, connector, STRANGERS[name]) for name in ("silence", "half an opening")]
+    lost = [visit(stack, connector, LOST[name]) for name in ("half a hello", "another key")]
+    wait_for_visits(connector, lost, epoch)
 
-    lobby.close()
-    lobby.close()
+    connector.close()
+    connector.close()
 
     assert [connected.recv(1) for connected in (*waiting, *(each.result() for each in lost))] == [b""] * 4

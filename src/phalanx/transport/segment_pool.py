@@ -27,7 +27,7 @@ class _Entry(NamedTuple):
     place: Place
 
 
-class Shelf:
+class SegmentPool:
     """Finds buffers by address here, and peers' buffers by location."""
 
     def __init__(self, pids: Sequence[int]) -> None:

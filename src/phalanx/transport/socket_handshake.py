@@ -1,4 +1,4 @@
-"""A connection on which the handshake is going on, at a door or on the way to one."""
+"""The handshake of one connection, carried out on its socket."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from phalanx.wire import Handshake, Purpose
 _DRAIN_BYTES = 4096
 
 
-class Visitor:
+class SocketHandshake:
     """A connection that has yet to prove itself, with TLS if the credentials say so; it never waits of its own accord.
 
     ``opening`` is what it began with, if ``knows_foreign`` knew that for another wire's: then it has nothing to prove.

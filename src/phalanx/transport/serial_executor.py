@@ -12,7 +12,7 @@ from phalanx.transport.pending import Pending
 Result = TypeVar("Result")
 
 
-class Line:
+class SerialExecutor:
     """Where operations stand in line: whoever can go at once runs in its own thread, the rest in one that is named.
 
     Handing an operation to another thread costs more than a small collective does, so a blocking call that finds the

@@ -12,9 +12,9 @@ from phalanx.transport.address import format_address, is_loopback
 from phalanx.transport.credentials import Credentials
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
+from phalanx.transport.socket_handshake import SocketHandshake, awaited
 from phalanx.transport.stream import NOT_NOW
 from phalanx.transport.tcp import Listener, connect
-from phalanx.transport.visitor import Visitor, awaited
 from phalanx.wire import Address, Purpose
 
 _PATIENCE_S = 10.0  # to prove oneself
@@ -26,7 +26,7 @@ _log = logging.getLogger("phalanx")
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ProvenConnection:
     """A connection that has proven itself, and never waits.
 
     ``opening`` is what was read of another wire's first message, and empty on ours; ``tag`` is that of our call, and
@@ -47,7 +47,7 @@ class Refusal:
     error: PhalanxError | OSError
 
 
-class Door:
+class Acceptor:
     """Listens, and lets in only who knows the token and has come for ``purpose``; who has not is logged.
 
     It never waits: its owner polls its descriptor, and calls ``arrivals`` when that is readable or ``next_due`` has
@@ -77,8 +77,8 @@ class Door:
         self._knows_foreign = knows_foreign
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self)
-        self._strangers: dict[Visitor, float] = {}  # in the order in which they came: until when they have time
-        self._calls: dict[Visitor, object] = {}  # ours, and their tags
+        self._strangers: dict[SocketHandshake, float] = {}  # in the order in which they came: until when they have time
+        self._calls: dict[SocketHandshake, object] = {}  # ours, and their tags
         self._refusals: list[Refusal] = []
         self._paused_until: float | None = None
 
@@ -92,11 +92,11 @@ class Door:
         """Readable when there is something to do."""
         return self._selector.fileno()
 
-    def arrivals(self) -> list[Arrival]:
+    def arrivals(self) -> list[ProvenConnection]:
         """Who has proven itself since this was asked last."""
         ready = {key.fileobj: key.data for key, _ in self._selector.select(0)}
         has_callers = ready.pop(self._listener, None) is not None
-        arrived = [arrival for visitor in ready.values() if (arrival := self._attend(visitor))]
+        arrived = [arrival for handshake in ready.values() if (arrival := self._attend(handshake))]
         if has_callers:
             self._accept()
         self._judge(time.monotonic())
@@ -105,12 +105,12 @@ class Door:
     def dial(self, connected: socket.socket, origin: str, tag: object) -> None:
         """Prove ourselves on a connection that we made; it arrives with ``tag``, or is among the ``refusals``."""
         try:
-            visitor = Visitor(connected, origin, self._credentials, self._purpose, server_side=False)
+            handshake = SocketHandshake(connected, origin, self._credentials, self._purpose, server_side=False)
         except OSError as error:
             self._refusals.append(Refusal(tag, error))
         else:
-            self._calls[visitor] = tag
-            self._selector.register(visitor.socket, selectors.EVENT_WRITE, visitor)
+            self._calls[handshake] = tag
+            self._selector.register(handshake.socket, selectors.EVENT_WRITE, handshake)
 
     def refusals(self) -> list[Refusal]:
         """The calls of ours that have failed since this was asked last."""
@@ -120,8 +120,8 @@ class Door:
     def close(self) -> None:
         """Stop listening, and hang up on who has not proven itself. Closing twice is harmless."""
         self._listener.close()
-        for visitor in (*self._strangers, *self._calls):
-            visitor.socket.close()
+        for handshake in (*self._strangers, *self._calls):
+            handshake.socket.close()
         self._selector.close()
 
     def _accept(self) -> None:
@@ -139,7 +139,7 @@ class Door:
 
     def _receive(self, connected: socket.socket, origin: str) -> None:
         try:
-            visitor = Visitor(
+            handshake = SocketHandshake(
                 connected,
                 origin,
                 self._credentials,
@@ -150,47 +150,47 @@ class Door:
         except OSError as error:
             _log_refusal(origin, error)
             return
-        self._strangers[visitor] = time.monotonic() + _PATIENCE_S
-        self._selector.register(visitor.socket, selectors.EVENT_READ, visitor)
+        self._strangers[handshake] = time.monotonic() + _PATIENCE_S
+        self._selector.register(handshake.socket, selectors.EVENT_READ, handshake)
         if len(self._strangers) > _MOST_UNPROVEN:
             self._send_away(
                 next(iter(self._strangers)), TimeoutError("it had not proven itself when too many others came")
             )
 
-    def _attend(self, visitor: Visitor) -> Arrival | None:
+    def _attend(self, handshake: SocketHandshake) -> ProvenConnection | None:
         try:
-            visitor.advance()
+            handshake.advance()
         except NOT_NOW as busy:
-            self._selector.modify(visitor.socket, awaited(busy), visitor)
+            self._selector.modify(handshake.socket, awaited(busy), handshake)
             return None
         except (OSError, PhalanxError) as error:
-            self._send_away(visitor, error)
+            self._send_away(handshake, error)
             return None
-        return Arrival(visitor.socket, visitor.origin, visitor.opening, self._forget(visitor))
+        return ProvenConnection(handshake.socket, handshake.origin, handshake.opening, self._forget(handshake))
 
     def _judge(self, now: float) -> None:
         if self._paused_until is not None and now >= self._paused_until:
             self._selector.register(self._listener, selectors.EVENT_READ, self)
             self._paused_until = None
-        for visitor, due in list(self._strangers.items()):
+        for handshake, due in list(self._strangers.items()):
             if now - due > _AWAY_S:
-                self._strangers[visitor] = now + _PATIENCE_S
+                self._strangers[handshake] = now + _PATIENCE_S
             elif now >= due:
-                self._send_away(visitor, TimeoutError(f"it did not prove itself within {_PATIENCE_S:g} s"))
+                self._send_away(handshake, TimeoutError(f"it did not prove itself within {_PATIENCE_S:g} s"))
 
-    def _send_away(self, visitor: Visitor, error: PhalanxError | OSError) -> None:
-        if visitor in self._calls:
-            self._refusals.append(Refusal(self._calls[visitor], error))
+    def _send_away(self, handshake: SocketHandshake, error: PhalanxError | OSError) -> None:
+        if handshake in self._calls:
+            self._refusals.append(Refusal(self._calls[handshake], error))
         else:
-            _log_refusal(visitor.origin, error)
-        self._forget(visitor)
-        visitor.hang_up()
+            _log_refusal(handshake.origin, error)
+        self._forget(handshake)
+        handshake.hang_up()
 
-    def _forget(self, visitor: Visitor) -> object:
+    def _forget(self, handshake: SocketHandshake) -> object:
         """Leave it to others, and return its tag."""
-        self._selector.unregister(visitor.socket)
-        self._strangers.pop(visitor, None)
-        return self._calls.pop(visitor, None)
+        self._selector.unregister(handshake.socket)
+        self._strangers.pop(handshake, None)
+        return self._calls.pop(handshake, None)
 
 
 def call(
@@ -203,23 +203,23 @@ def call(
     peer: int | None = None,
     epoch: Epoch | None = None,
 ) -> socket.socket:
-    """A connection to the first of ``addresses`` behind whose door both sides have proven themselves.
+    """A connection to the first of ``addresses`` behind whose acceptor both sides have proven themselves.
 
     It waits, as sockets do; set its timeout if it shall not.
     """
 
     def greet(connected: socket.socket, patience: Deadline) -> socket.socket:
-        visitor = Visitor(connected, whom, credentials, purpose, server_side=False)
+        handshake = SocketHandshake(connected, whom, credentials, purpose, server_side=False)
         try:
-            visitor.wait_until_proven(patience)
+            handshake.wait_until_proven(patience)
         except ConnectionError as error:
-            visitor.hang_up()
+            handshake.hang_up()
             raise ConnectionResetError("it hung up on us; do both sides use TLS?") from error
         except BaseException:
-            visitor.hang_up()
+            handshake.hang_up()
             raise
-        visitor.socket.settimeout(None)
-        return visitor.socket
+        handshake.socket.settimeout(None)
+        return handshake.socket
 
     return connect(addresses, deadline, whom=whom, peer=peer, epoch=epoch, greet=greet)
 

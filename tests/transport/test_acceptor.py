@@ -14,7 +14,7 @@ from certificates import make_authority, make_certificate, needs_openssl
 
 from phalanx.errors import AuthError, BadFrame, ConfigError, ConnectError, PeerLost, ProtocolError
 from phalanx.testing import check_link
-from phalanx.transport import Credentials, Deadline, Door, Epoch, StreamLink, Tls, call, door, tcp
+from phalanx.transport import Acceptor, Credentials, Deadline, Epoch, StreamLink, Tls, acceptor, call, tcp
 from phalanx.wire import Address, Handshake, Purpose
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - who may bind to it is what is tested
@@ -46,11 +46,11 @@ def log(caplog):
 
 
 def open_door(stack, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR, **options):
-    return stack.enter_context(closing(Door("127.0.0.1", 0, credentials, purpose, **options)))
+    return stack.enter_context(closing(Acceptor("127.0.0.1", 0, credentials, purpose, **options)))
 
 
 def attend(at, until, seconds=20):
-    """Stand at a door until something is so, and return who arrived."""
+    """Stand at a acceptor until something is so, and return who arrived."""
     arrived, deadline = [], Deadline.after(seconds)
     while not until(arrived):
         assert not deadline.has_passed, f"still waiting; arrived: {arrived}"
@@ -67,7 +67,7 @@ def one(arrived):
 
 
 def knock(stack, at, data=b""):
-    """Connect to a door, and say something."""
+    """Connect to a acceptor, and say something."""
     connected = stack.enter_context(socket.create_connection((at.address.host, at.address.port)))
     connected.sendall(data)
     return connected
@@ -78,7 +78,7 @@ def dial(at, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR, seconds=20):
 
 
 def greet(stack, at, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR):
-    """Both ends of a connection through a door: the caller's, and what arrived."""
+    """Both ends of a connection through a acceptor: the caller's, and what arrived."""
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(dial, at, credentials, purpose)
         arrived = attend(at, lambda arrived: arrived or (calling.done() and calling.exception()))
@@ -88,7 +88,7 @@ def greet(stack, at, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR):
 
 @contextmanager
 def attended(at):
-    """A door at which somebody stands meanwhile."""
+    """A acceptor at which somebody stands meanwhile."""
     is_over = threading.Event()
     thread = threading.Thread(target=lambda: [a.socket.close() for a in attend(at, lambda _: is_over.is_set())])
     thread.start()
@@ -173,7 +173,7 @@ def test_who_hangs_up_is_logged(stack, log, data):
 
 @pytest.mark.parametrize("data", [b"", b"PHLX", Handshake.client(Purpose.COORDINATOR, TOKEN, NONCE).begin()])
 def test_who_falls_silent_is_sent_away(stack, log, monkeypatch, data):
-    monkeypatch.setattr(door, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(acceptor, "_PATIENCE_S", 0.02)
     at = open_door(stack)
     calling = knock(stack, at, data)
 
@@ -184,13 +184,13 @@ def test_who_falls_silent_is_sent_away(stack, log, monkeypatch, data):
 
 
 def test_who_was_not_attended_to_in_time_gets_its_time_anew(stack, log, monkeypatch):
-    monkeypatch.setattr(door, "_PATIENCE_S", -5.0)
+    monkeypatch.setattr(acceptor, "_PATIENCE_S", -5.0)
     at = open_door(stack)
     client = Handshake.client(Purpose.COORDINATOR, TOKEN, NONCE)
     calling = knock(stack, at)
     attend(at, lambda _: at.next_due is not None)
 
-    monkeypatch.setattr(door, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr(acceptor, "_PATIENCE_S", 10.0)
     calling.sendall(client.begin())
     attend(at, lambda _: at.next_due > time.monotonic())
 
@@ -198,7 +198,7 @@ def test_who_was_not_attended_to_in_time_gets_its_time_anew(stack, log, monkeypa
 
 
 def test_when_too_many_come_the_oldest_that_has_not_proven_itself_goes(stack, log, monkeypatch):
-    monkeypatch.setattr(door, "_MOST_UNPROVEN", 2)
+    monkeypatch.setattr(acceptor, "_MOST_UNPROVEN", 2)
     at = open_door(stack)
     callers = [knock(stack, at) for _ in range(3)]
 
@@ -222,7 +222,7 @@ def test_a_thousand_probes_do_not_keep_a_worker_out(stack, log):
 
 
 def test_without_descriptors_a_door_pauses_instead_of_spinning(stack, log, monkeypatch):
-    monkeypatch.setattr(door, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(acceptor, "_PAUSE_S", 0.02)
     at = open_door(stack)
     knock(stack, at)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -267,11 +267,11 @@ def test_who_knows_another_wire_still_lets_in_our_own(stack):
 @pytest.mark.parametrize("host", [EVERYWHERE, "::"])
 def test_without_a_token_nobody_listens_to_other_machines(host):
     with pytest.raises(ConfigError, match=r"reachable from other machines.*phalanx token > FILE.*bind to 127.0.0.1"):
-        Door(host, 0, WITHOUT, Purpose.LINK)
+        Acceptor(host, 0, WITHOUT, Purpose.LINK)
 
 
 def test_with_a_token_a_door_may_face_other_machines(stack):
-    at = stack.enter_context(closing(Door(EVERYWHERE, 0, WITH_TOKEN, Purpose.LINK)))
+    at = stack.enter_context(closing(Acceptor(EVERYWHERE, 0, WITH_TOKEN, Purpose.LINK)))
 
     assert at.address.host == EVERYWHERE
 

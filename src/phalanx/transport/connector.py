@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from phalanx.errors import BadFrame, ConnectError, PeerLost, PhalanxError
+from phalanx.transport.acceptor import Acceptor, ProvenConnection, Refusal
 from phalanx.transport.deadline import Deadline
-from phalanx.transport.door import Arrival, Door, Refusal
 from phalanx.transport.epoch import Epoch
 from phalanx.transport.link import Link
 from phalanx.transport.stream import NOT_NOW, StreamLink
@@ -23,14 +23,14 @@ _MOST_EARLY = 4096  # far more than a group has ranks; keys that nobody asks for
 _log = logging.getLogger("phalanx")
 
 
-class Switchboard(Protocol):
+class Connector(Protocol):
     """Whatever can join this rank to its peers."""
 
     def links(self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
         """A link to each of ``peers``, who ask for ``rank`` with the same key."""
 
 
-class _Call(NamedTuple):
+class _Dial(NamedTuple):
     """A call of ours to a lower rank: what to say when it is answered, and where else to try if it is not."""
 
     peer: int
@@ -38,14 +38,14 @@ class _Call(NamedTuple):
     addresses: Sequence[Address]
 
 
-class TcpLobby:
+class TcpConnector:
     """Joins processes over TCP: this rank calls the lower ranks, and the higher ranks call it."""
 
-    def __init__(self, door: Door, addresses: Mapping[int, Sequence[Address]]) -> None:
-        self._door = door
+    def __init__(self, acceptor: Acceptor, addresses: Mapping[int, Sequence[Address]]) -> None:
+        self._acceptor = acceptor
         self._addresses = addresses
         self._selector = selectors.DefaultSelector()
-        self._selector.register(door, selectors.EVENT_READ)
+        self._selector.register(acceptor, selectors.EVENT_READ)
         self._one_at_a_time = threading.Lock()
         self._early: dict[tuple[bytes, int], socket.socket] = {}  # they ask for a group this rank has not come to yet
 
@@ -62,7 +62,7 @@ class TcpLobby:
         self._selector.register(epoch, selectors.EVENT_READ)
         try:
             for peer in (peer for peer in peers if peer < rank):
-                self._call(_Call(peer, hello, self._addresses[peer]), deadline, epoch)
+                self._call(_Dial(peer, hello, self._addresses[peer]), deadline, epoch)
             while missing := [peer for peer in peers if peer not in linked]:
                 for peer in missing:
                     if (key, peer) in self._early:
@@ -82,7 +82,7 @@ class TcpLobby:
 
     def close(self) -> None:
         """Stop listening and drop whoever waits here. Closing twice is harmless."""
-        self._door.close()
+        self._acceptor.close()
         for waiting in self._early.values():
             waiting.close()
         if self._selector.get_map():
@@ -91,13 +91,13 @@ class TcpLobby:
                     key.data.connected.close()
         self._selector.close()
 
-    def _call(self, call: _Call, deadline: Deadline, epoch: Epoch) -> None:
+    def _call(self, call: _Dial, deadline: Deadline, epoch: Epoch) -> None:
         whom = f"rank {call.peer}"
-        self._door.dial(connect(call.addresses, deadline, whom=whom, peer=call.peer, epoch=epoch), whom, call)
+        self._acceptor.dial(connect(call.addresses, deadline, whom=whom, peer=call.peer, epoch=epoch), whom, call)
 
     def _hear_hellos(self, deadline: Deadline, missing: Sequence[int], epoch: Epoch) -> None:
         """Wait once; whoever has said who they are waits in ``_early``, strangers are sent away."""
-        due = self._door.next_due
+        due = self._acceptor.next_due
         patience_s = deadline.remaining_s() if due is None else min(deadline.remaining_s(), due - time.monotonic())
         events = self._selector.select(max(0.0, patience_s))
         epoch.check()
@@ -109,24 +109,24 @@ class TcpLobby:
         for key, _ in events:
             if isinstance(key.data, _Hello):
                 self._hear(key.data)
-        for arrival in self._door.arrivals():
+        for arrival in self._acceptor.arrivals():
             self._welcome(arrival)
-        for refusal in self._door.refusals():
+        for refusal in self._acceptor.refusals():
             self._call_elsewhere(refusal, deadline, epoch)
 
-    def _welcome(self, arrival: Arrival) -> None:
+    def _welcome(self, arrival: ProvenConnection) -> None:
         hello = _Hello(arrival.socket, arrival.origin)
         self._selector.register(hello.connected, selectors.EVENT_READ, hello)
-        if isinstance(arrival.tag, _Call):
+        if isinstance(arrival.tag, _Dial):
             _say(arrival.socket, arrival.tag.hello, arrival.tag.peer)
 
     def _call_elsewhere(self, refusal: Refusal, deadline: Deadline, epoch: Epoch) -> None:
         """Try without the first address, which may be a stranger's: in the end only one that answers is left.
 
-        That one may hang up without a word, because strangers crowd at its door: it is called again.
+        That one may hang up without a word, because strangers crowd at its acceptor: it is called again.
         """
         call, error = refusal.tag, refusal.error
-        assert isinstance(call, _Call), call
+        assert isinstance(call, _Dial), call
         _log.warning("no link to rank %d: %s", call.peer, error)
         if len(call.addresses) > 1:
             self._call(call._replace(addresses=call.addresses[1:]), deadline, epoch)

@@ -1,0 +1,149 @@
+import os
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from phalanx.transport import Location, SegmentPool
+
+
+@pytest.fixture
+def pool():
+    with closing(SegmentPool([os.getpid()])) as made:
+        yield made
+
+
+@pytest.fixture
+def peer():
+    with closing(SegmentPool([os.getpid()])) as made:
+        yield made
+
+
+def test_memory_has_the_size_asked_for_and_is_zeroed(pool):
+    array = pool.allocate(1001)
+
+    assert array.shape == (1001,)
+    assert not array.any()
+
+
+def test_memory_is_used_again_and_zeroed_when_its_last_array_is_gone(pool):
+    first = pool.allocate(1000)
+    first[:] = 7
+    inode = pool.locate(first).inode
+
+    del first
+    second = pool.allocate(1000)
+
+    assert pool.locate(second).inode == inode
+    assert not second.any()
+
+
+def test_memory_is_not_used_again_while_a_slice_of_it_lives(pool):
+    first = pool.allocate(1000)
+    piece = first.view(np.float32)[10:20].reshape(2, 5)
+
+    del first
+    second = pool.allocate(1000)
+
+    assert pool.locate(second).inode != pool.locate(piece).inode
+    assert not np.shares_memory(second, piece)
+
+
+def test_memory_of_another_size_is_not_used_again(pool):
+    first = pool.allocate(1000)
+    inode = pool.locate(first).inode
+
+    del first
+    second = pool.allocate(5000)
+
+    assert pool.locate(second).inode != inode
+
+
+def test_slices_are_found_with_their_offset(pool):
+    arrays = [pool.allocate(1 << 16) for _ in range(5)]
+
+    located = [pool.locate(array[100 * index :]) for index, array in enumerate(arrays)]
+
+    assert [location.offset for location in located] == [0, 100, 200, 300, 400]
+    assert len({location.inode for location in located}) == 5
+
+
+@pytest.mark.parametrize("make_array", [lambda: np.zeros(10), lambda: np.zeros(0), lambda: np.zeros(1 << 22)])
+def test_arrays_from_elsewhere_are_not_found(pool, make_array):
+    pool.allocate(1000)
+
+    assert pool.locate(make_array()) is None
+    assert pool.locate_shared(make_array()) is None
+
+
+def test_an_empty_shelf_finds_nothing(pool):
+    assert pool.locate(np.zeros(3)) is None
+
+
+def test_own_memory_is_not_shared_and_shared_memory_is_not_own(pool):
+    own = pool.allocate(100)
+    shared, segment = pool.create_shared(100)
+    segment.release()
+
+    assert pool.locate_shared(own) is None
+    assert pool.locate(shared) is None
+
+
+def test_a_peer_reads_what_lies_at_a_location_and_cannot_write_it(pool, peer):
+    array = pool.allocate(1000)
+    array[300:310] = 7
+
+    seen = peer.read(0, pool.locate(array[200:]), 100, 110)
+
+    assert seen.tolist() == [7] * 10
+    assert not seen.flags.writeable
+
+
+def test_what_is_read_again_is_mapped_once(pool, peer):
+    location = pool.locate(pool.allocate(1000))
+
+    first, second = peer.read(0, location, 0, 10), peer.read(0, location, 0, 10)
+
+    assert np.shares_memory(first, second)
+
+
+def test_a_location_that_holds_something_else_is_refused(pool, peer):
+    location = pool.locate(pool.allocate(1000))
+
+    with pytest.raises(OSError, match="holds another file"):
+        peer.read(0, Location(location.descriptor, location.inode + 1, 0), 0, 10)
+
+
+def test_shared_memory_is_written_by_all_and_found_alike(pool, peer):
+    created, segment = pool.create_shared(1000)
+    mapped = peer.map_shared(0, Location(segment.place.descriptor, segment.place.inode, 0), 1000)
+    segment.release()
+
+    mapped[5] = 1
+    created[6] = 2
+
+    assert created[5:7].tolist() == mapped[5:7].tolist() == [1, 2]
+    assert pool.locate_shared(created[5:]) == peer.locate_shared(mapped[5:]) == (segment.place.inode, 5)
+
+
+def test_shared_memory_is_forgotten_with_its_last_array(pool):
+    created, segment = pool.create_shared(1000)
+    segment.release()
+    view = created[10:20]
+    del created
+    assert pool.locate_shared(view) is not None
+
+    del view
+
+    assert pool._shared == []
+
+
+def test_arrays_outlive_their_shelf():
+    pool = SegmentPool([os.getpid()])
+    array = pool.allocate(1000)
+    array[:] = 3
+
+    pool.close()
+    pool.close()
+
+    assert array.sum() == 3000
