@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.coordinator import GradientServer, Whole, WorkerClient
+from phalanx.gradient_server import GradientServer, Whole, WorkerClient
 from phalanx.wire import Address
 
 WORKERS = 3

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from phalanx.cli.checkpoint import app
 from phalanx.errors import ConfigError
 from phalanx.testing import World
-from phalanx.train.checkpoint import Checkpoint, load, save
+from phalanx.train.checkpoint import Checkpoint, load, save, save_together
 from phalanx.train.rundir import RunDir
-from phalanx.train.together import save_together
 
 MODEL = {"weight": torch.arange(6.0).view(2, 3)}
 MOMENT = torch.arange(6.0) * 2

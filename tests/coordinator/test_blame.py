@@ -5,8 +5,8 @@ from coordinator_play import waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.coordinator.blame import LONGEST_WORDS, Inquiry, Verdict, blame, disagreement, odd_one_out
-from phalanx.wire import Cause, Failed, Waiting
+from phalanx.coordinator.blame import LONGEST_WORDS, Inquiry, Verdict, blame, disagreement
+from phalanx.wire import Cause, Failed, Waiting, odd_one_out
 
 
 @pytest.mark.parametrize(

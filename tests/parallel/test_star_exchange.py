@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch
 
-from phalanx.coordinator import Block, Component, Coordinator, GradientServer, Terms, WorkerClient
+from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import NonFiniteGradient, PhalanxError, WeightsDiverged
+from phalanx.gradient_server import Block, Component, GradientServer, WorkerClient
 from phalanx.group import Join, alone, enlist
 from phalanx.parallel import Engine, StarExchange, digest_weights
 from phalanx.parallel.guard import TURN

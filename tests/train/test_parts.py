@@ -1,6 +1,6 @@
 from tiny import CPU, make_config
 
-from phalanx.coordinator import Block, Component
+from phalanx.gradient_server import Block, Component
 from phalanx.train.loop import make_model
 from phalanx.train.parts import list_parts
 

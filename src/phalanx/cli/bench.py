@@ -1,25 +1,41 @@
-"""``phalanx bench``: how fast the collectives are here, beside other systems."""
+"""``phalanx bench``: how fast Phalanx is on this machine, beside other systems."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from typing import Annotated
 
+import msgspec
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from phalanx.cli.bench_commit import commit
-from phalanx.cli.bench_drive import lacking, measure
-from phalanx.cli.bench_plan import System, parse_ranks, parse_sizes, parse_systems
-from phalanx.cli.bench_show import print_json, print_table, progress
-from phalanx.cli.bench_star import star
-from phalanx.cli.bench_step import step
-from phalanx.cli.bench_zero import zero
+from phalanx.bench.all_reduce.driver import lacking, measure, versions
+from phalanx.bench.all_reduce.plan import AllReduceSystem, baseline, cells
+from phalanx.bench.commit import measure_commits
+from phalanx.bench.text import format_time, parse_counts, parse_sizes, parse_systems
+from phalanx.bench.training import step as steps
+from phalanx.bench.training import zero as zeros
+from phalanx.bench.training.driver import Training, describe_machine
 from phalanx.errors import ConfigError, PhalanxError
 
+_STAR = (AllReduceSystem.GRADIENT_SERVER, AllReduceSystem.STAR, AllReduceSystem.STAR_APART)
+
+_Ranks = Annotated[str, typer.Option(help="How many workers, each of one thread, as in 2,4.")]
+_Systems = Annotated[str, typer.Option(help="What to measure.")]
+_Sizes = Annotated[str, typer.Option(help="Sizes of buffers, in B, KiB, MiB or GiB.")]
+_Turns = Annotated[int, typer.Option(help="How often every system has its turn at every size.")]
+_Steps = Annotated[int, typer.Option(help="How many steps each system takes.", min=1)]
+_Tokens = Annotated[int, typer.Option(help="Tokens of a sequence.", min=1)]
+_Batch = Annotated[int, typer.Option(help="Sequences of each worker and step.", min=1)]
+_Width = Annotated[int, typer.Option(help="Of the model; 384 gives about 11 M parameters.")]
+_Fused = Annotated[bool, typer.Option("--fused", help="Use AdamW(fused=True), not torch's default.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
 app = typer.Typer(no_args_is_help=True)
-app.command()(commit)
-app.command()(star)
-app.command()(step)
-app.command()(zero)
 
 
 @app.callback()
@@ -30,33 +46,157 @@ def bench() -> None:
 @app.command("all-reduce")
 def all_reduce(
     ranks: Annotated[str, typer.Option(help="Sizes of groups, as in 2,4.")] = "2",
-    sizes: Annotated[str, typer.Option(help="Sizes of buffers, in B, KiB, MiB or GiB.")] = "4KiB,4MiB,64MiB",
+    sizes: _Sizes = "4KiB,4MiB,64MiB",
     systems: Annotated[
-        str, typer.Option(help=f"What to measure: {', '.join(system.value for system in System)}.")
+        str, typer.Option(help=f"What to measure: {', '.join(system.value for system in AllReduceSystem)}.")
     ] = "arena,copy,tcp,gloo,openmpi",
-    rounds: Annotated[int, typer.Option(help="How often every system has its turn at every size.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,  # noqa: FBT002
+    rounds: _Turns = 5,
+    *,
+    as_json: _AsJson = False,
 ) -> None:
     """Measure all-reduces (f32, sum) in several systems, taking turns in one run.
 
     The time of an all-reduce is that of its slowest rank; the table has medians.
     """
-    try:
-        groups, lengths, wanted = parse_ranks(ranks), parse_sizes(sizes), parse_systems(systems)
-        if rounds < 1:
-            raise ConfigError(f"{rounds} rounds measure nothing: give 1 or more")
-        subjects = _installed(wanted)
-        for size in groups:
-            with progress() as tell:
-                table = measure(size, subjects, lengths, rounds, tell)
-            print_json(table) if as_json else print_table(table, subjects)
-    except PhalanxError as error:
-        print(f"phalanx bench: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    with _errors_told():
+        _measure_all_reduces(ranks, sizes, parse_systems(AllReduceSystem, systems), rounds, as_json=as_json)
 
 
-def _installed(systems: Sequence[System]) -> list[System]:
-    """Those of ``systems`` that can be measured here; the others are named on stderr."""
+@app.command()
+def star(
+    workers: Annotated[str, typer.Option(help="How many workers, as in 2,4.")] = "4",
+    sizes: _Sizes = "16MiB",
+    rounds: _Turns = 5,
+    *,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure exchanges with a gradient server and all-reduces through rank 0, both over TCP, taking turns in one run.
+
+    The server is a process of its own, so that it has one worker more than rank 0 to read and to answer; star-apart
+    has one rank more for that reason. The time of an exchange is that of its slowest worker; the table has medians.
+    """
+    with _errors_told():
+        _measure_all_reduces(workers, sizes, _STAR, rounds, as_json=as_json)
+
+
+@app.command()
+def step(
+    ranks: _Ranks = "2",
+    systems: _Systems = "engine,data-parallel,ddp-gloo,no-exchange",
+    rounds: _Steps = 30,
+    tokens: _Tokens = 64,
+    batch: _Batch = 1,
+    width: _Width = 384,
+    *,
+    fused: _Fused = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure training steps of a small transformer in several systems, taking turns in one run.
+
+    The time of a step is that of its slowest rank; the table has medians. The
+    overhead is what a step costs over the same processes without any exchange.
+    """
+    with _errors_told():
+        names = tuple(system.value for system in parse_systems(steps.StepSystem, systems))
+        for size in parse_counts(ranks):
+            training = Training(
+                systems=names, ranks=size, rounds=rounds, tokens=tokens, batch=batch, width=width, is_fused=fused
+            )
+            rows = steps.measure_steps(training)
+            if as_json:
+                _print_json(rows)
+            else:
+                lines = [steps.cells(row) for row in rows]
+                _print_table(training.describe(rows[0].parameters), steps.HEADINGS, [lines], describe_machine(size))
+
+
+@app.command()
+def zero(
+    ranks: _Ranks = "2",
+    systems: _Systems = "zero,full,torch-zero",
+    rounds: _Steps = 30,
+    tokens: _Tokens = 64,
+    batch: _Batch = 1,
+    width: _Width = 384,
+    *,
+    fused: _Fused = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure AdamW steps of a small transformer, with the optimizer's state spread over the ranks and without.
+
+    The systems take turns in one run. The time of a step is that of its slowest
+    rank; the table has medians. Then each system takes a few steps in processes
+    of its own, to see its memory on the rank that needs most. The state is the
+    bytes of the optimizer's tensors. The peak is how far resident memory grew
+    beyond what it was before the model was made: VmHWM at the end less VmRSS
+    then, from /proc/self/status, so Linux is needed. Memory that ranks share
+    counts on each rank that has touched it.
+    """
+    with _errors_told():
+        names = tuple(system.value for system in parse_systems(zeros.ZeroSystem, systems))
+        for size in parse_counts(ranks, least=1):
+            training = Training(
+                systems=names, ranks=size, rounds=rounds, tokens=tokens, batch=batch, width=width, is_fused=fused
+            )
+            rows = zeros.measure_optimizers(training)
+            if as_json:
+                _print_json(rows)
+            else:
+                lines = [zeros.cells(row, rows) for row in rows]
+                footer = f"{describe_machine(size)}\n{zeros.PEAK}"
+                _print_table(training.describe(rows[0].parameters), zeros.HEADINGS, [lines], footer)
+
+
+@app.command()
+def commit(
+    workers: Annotated[str, typer.Option(help="How many workers, as in 10,50,200.")] = "10,50,200",
+    steps: Annotated[int, typer.Option(help="How many empty steps.", min=1)] = 100,
+    *,
+    journal: Annotated[bool, typer.Option(help="Let the coordinator write every step to its journal.")] = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure how long it takes until a step counts.
+
+    Workers are threads of this process with real clients over TCP; the coordinator is a process of its own.
+    The time of a step is that from the last worker's done to the last worker's hearing of the commit.
+    """
+    with _errors_told():
+        rows = []
+        for count in parse_counts(workers, least=1):
+            rows.append(measure_commits(count, steps, with_journal=journal))
+            if as_json:
+                _print_json(rows[-1:])
+        if not as_json:
+            lines = [
+                (str(row.workers), str(row.steps), *map(format_time, (row.median_s, row.worst_s, row.per_worker_s)))
+                for row in rows
+            ]
+            headings = ("workers", "steps", "median", "worst", "median per worker")
+            _print_table("from the last done to the last commit", headings, [lines])
+
+
+def _measure_all_reduces(
+    ranks: str, sizes: str, wanted: Sequence[AllReduceSystem], rounds: int, *, as_json: bool
+) -> None:
+    groups, lengths = parse_counts(ranks), parse_sizes(sizes)
+    if rounds < 1:
+        raise ConfigError(f"{rounds} rounds measure nothing: give 1 or more")
+    systems = _installed(wanted)
+    for size in groups:
+        with _progress() as tell:
+            rows = measure(size, systems, lengths, rounds, tell)
+        if as_json:
+            _print_json(rows)
+            continue
+        headings = ("size", "system", "median time", "algorithm GB/s", "bus GB/s", f"vs {baseline(rows)}")
+        sections = [[cells(row, rows) for row in section] for _, section in groupby(rows, lambda row: row.bytes)]
+        libraries = ", ".join(f"{name} {version}" for name, version in versions(systems).items())
+        footer = f"{size} ranks on {os.cpu_count()} cores, {libraries}"
+        _print_table(f"all-reduce of f32, {size} ranks", headings, sections, footer)
+
+
+def _installed(systems: Sequence[AllReduceSystem]) -> list[AllReduceSystem]:
+    """Return those of ``systems`` that can be measured here, and name the others on stderr."""
     reasons = {system: lacking(system) for system in systems}
     lines = [f"{system.value} is left out: {reason}" for system, reason in reasons.items() if reason]
     if len(lines) == len(systems):
@@ -64,3 +204,50 @@ def _installed(systems: Sequence[System]) -> list[System]:
     for line in lines:
         print(f"phalanx bench: {line}", file=sys.stderr)
     return [system for system, reason in reasons.items() if reason is None]
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Print an error on stderr and end with status 2 for a bad request, 1 for a measurement that failed."""
+    try:
+        yield
+    except PhalanxError as error:
+        print(f"phalanx bench: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show what is being measured, if stderr is a terminal.
+
+    It writes between two measurements only: a bar that moves by itself would use the processor.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    erase = "\r\x1b[K"
+    try:
+        yield lambda words: print(f"{erase}{words}", end="", file=sys.stderr, flush=True)
+    finally:
+        print(erase, end="", file=sys.stderr, flush=True)
+
+
+def _print_json(rows: Sequence[msgspec.Struct]) -> None:
+    for row in rows:
+        print(msgspec.json.encode(row).decode(), flush=True)
+
+
+def _print_table(
+    title: str, headings: Sequence[str], sections: Sequence[Sequence[Sequence[str]]], footer: str = ""
+) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "system" else "right", no_wrap=True)
+    for section in sections:
+        for line in section:
+            table.add_row(*line)
+        table.add_section()
+    console = Console()
+    console.print(table)
+    if footer:
+        console.print(footer, highlight=False, soft_wrap=True)

@@ -26,11 +26,10 @@ def inspect(
 ) -> None:
     """Show the step of a checkpoint, who wrote it, and how much is in its files."""
     from phalanx.cli.checkpoint_show import print_table  # noqa: PLC0415 - it imports torch, which takes seconds
-    from phalanx.train.checkpoint import list_checkpoints  # noqa: PLC0415
-    from phalanx.train.describe import describe  # noqa: PLC0415
+    from phalanx.train.checkpoint import describe_checkpoint, list_checkpoints  # noqa: PLC0415
 
     chosen = list_checkpoints(path)[-1]
-    found = describe(chosen)
+    found = describe_checkpoint(chosen)
     if as_json:
         print(msgspec.json.encode({"path": str(chosen), **msgspec.to_builtins(found)}).decode())
     else:
@@ -70,7 +69,6 @@ def merge(
     ],
 ) -> None:
     """Write a checkpoint with its shards in one file, as a run without them would have saved it."""
-    from phalanx.train import merge as merging  # noqa: PLC0415 - it imports torch, which takes seconds
-    from phalanx.train.checkpoint import list_checkpoints  # noqa: PLC0415
+    from phalanx.train.checkpoint import list_checkpoints, merge_shards  # noqa: PLC0415 - it imports torch
 
-    print(merging.merge(list_checkpoints(path)[-1], out))
+    print(merge_shards(list_checkpoints(path)[-1], out))

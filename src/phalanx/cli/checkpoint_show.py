@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from phalanx.train.describe import Amount, Description
+from phalanx.train.checkpoint import Amount, Description
 
 
 def print_table(path: Path, found: Description) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import TlsCa, TlsCert, TlsKey, TokenFile
-from phalanx.coordinator import Block, Component, GradientServer, Reduced, Whole
 from phalanx.errors import ConfigError, PhalanxError
+from phalanx.gradient_server import Block, Component, GradientServer, Reduced, Whole
 from phalanx.launch.env import read_credentials
 from phalanx.transport import format_address, parse_address
 from phalanx.wire import gradient

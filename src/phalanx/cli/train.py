@@ -11,8 +11,8 @@ import typer
 
 import phalanx
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
-from phalanx.coordinator import GradientServer
 from phalanx.errors import ConfigError, PhalanxError
+from phalanx.gradient_server import GradientServer
 from phalanx.group import Over
 from phalanx.launch import local
 from phalanx.train import log

@@ -9,8 +9,8 @@ import msgspec
 import torch
 
 import phalanx
-from phalanx.coordinator import WorkerClient
 from phalanx.errors import ConfigError, NonFiniteGradient
+from phalanx.gradient_server import WorkerClient
 from phalanx.group import enlist
 from phalanx.launch.connect import make_join
 from phalanx.launch.env import read_launch

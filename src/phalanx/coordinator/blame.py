@@ -1,11 +1,10 @@
 """Whose fault a stall is: decided from who waits for whom."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.errors import CollectiveMismatch
-from phalanx.wire import Cause, Failed, Waiting
+from phalanx.wire import Cause, Failed, Waiting, odd_one_out
 
 GRACE_S = 0.25
 """How long an accusation waits for better evidence: the accused rank's own connection to close, or answers to come."""
@@ -64,15 +63,6 @@ def disagreement(waits: Mapping[int, Waiting]) -> Verdict | None:
             words = str(CollectiveMismatch.between(rank, words_of[rank], other, words_of[other]))
             return Verdict(Cause.DISAGREED, rank, words)
     return None
-
-
-def odd_one_out(values: Mapping[int, object]) -> tuple[int, int] | None:
-    """The lowest rank with the rarest value, and a rank with another; None if all have the same."""
-    counts = Counter(values.values())
-    if len(counts) < 2:
-        return None
-    odd = min(values, key=lambda rank: (counts[values[rank]], rank))
-    return odd, next(rank for rank in values if values[rank] != values[odd])
 
 
 def blame(accuser: int, accused: int, waits: Mapping[int, Sequence[int]]) -> int:

@@ -1,7 +1,6 @@
 """Whether a step counts: it does when every member of the epoch was done with it, and all did the same."""
 
-from phalanx.coordinator.blame import odd_one_out
-from phalanx.wire import Commit, Done, Halt, Reason
+from phalanx.wire import Commit, Done, Halt, Reason, odd_one_out
 
 _NEXT = "start all workers again from the last checkpoint, with a new journal"
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from phalanx.buffers import Array, even_part
-from phalanx.coordinator import odd_one_out
 from phalanx.errors import NonFiniteGradient, WeightsDiverged
 from phalanx.parallel.blocks import Leaf
+from phalanx.wire import odd_one_out
 
 TURN = 64
 """Steps in which every block is looked at once."""

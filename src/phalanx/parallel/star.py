@@ -7,8 +7,8 @@ import torch
 
 from phalanx.buffers import Array, pieces
 from phalanx.collectives import Finish, Row
-from phalanx.coordinator import WorkerClient
 from phalanx.errors import Halted
+from phalanx.gradient_server import WorkerClient
 from phalanx.group import Member
 from phalanx.parallel.lanes import own_lanes
 from phalanx.wire import gradient

@@ -11,14 +11,13 @@ import msgspec
 
 from phalanx.errors import ConfigError
 from phalanx.parallel import Engine, Exchange, GroupExchange, digest_weights
-from phalanx.train.checkpoint import Checkpoint, prune, save
+from phalanx.train.checkpoint import Checkpoint, prune, save, save_together
 from phalanx.train.config import Config
 from phalanx.train.data import Corpus
 from phalanx.train.log import StepLog
 from phalanx.train.model import generate
 from phalanx.train.record import StepRecord
 from phalanx.train.rundir import RunDir
-from phalanx.train.together import save_together
 
 _SAMPLE_TOKENS = 160
 _PROMPT = b"def "

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from phalanx.coordinator import Block, Component
+from phalanx.gradient_server import Block, Component
 from phalanx.train.model import Transformer
 from phalanx.wire import gradient
 

@@ -1,6 +1,7 @@
 """Bytes to meaning and back, and nothing else: frames, the messages in them, and the handshake before them."""
 
 from phalanx.wire import entrenar, gradient
+from phalanx.wire.agreement import odd_one_out
 from phalanx.wire.auth import Handshake, Purpose
 from phalanx.wire.codec import Codec, Tagged, Value
 from phalanx.wire.frame import HEADER_BYTES, MAGIC, NO_ROOT, VERSION, Collective, Header, Kind, Signature, Tag
@@ -82,4 +83,5 @@ __all__ = [
     "encode",
     "entrenar",
     "gradient",
+    "odd_one_out",
 ]

@@ -1,0 +1,1 @@
+"""Measuring Phalanx, beside other systems."""

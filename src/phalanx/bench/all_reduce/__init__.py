@@ -1,0 +1,1 @@
+"""All-reduces in several systems, taking turns in one run."""

@@ -1,0 +1,1 @@
+"""Training steps in several systems, taking turns in one run."""

@@ -1,0 +1,71 @@
+"""The training that ``phalanx bench step`` and ``phalanx bench zero`` measure, and having workers do it."""
+
+import importlib.metadata
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from phalanx.errors import ConfigError
+from phalanx.launch import local
+from phalanx.train.config import ModelConfig
+
+ANSWER = "answer"
+
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What workers are told: to take ``rounds`` steps in each system, on ``batch`` sequences of ``tokens`` each."""
+
+    systems: tuple[str, ...]
+    ranks: int
+    rounds: int
+    tokens: int
+    batch: int
+    width: int
+    is_fused: bool
+
+    def __post_init__(self) -> None:
+        make_config(self.width)
+
+    def describe(self, parameters: int) -> str:
+        """A step, in words."""
+        return f"training step, {parameters / 1e6:.1f} M parameters, {self.batch} x {self.tokens} tokens a worker"
+
+
+class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What workers answer: the seconds of the slowest rank, step by step, in each system; and the model's size."""
+
+    parameters: int
+    seconds: dict[str, list[float]]
+
+
+def make_config(width: int) -> ModelConfig:
+    """A transformer of six blocks, with heads of 64; 384 wide it has about 11 M parameters."""
+    if width < 64 or width % 64:
+        raise ConfigError(f"the model's width is a multiple of 64, not {width}")
+    return ModelConfig(layers=6, width=width, heads=width // 64, kv_heads=width // 64, hidden=width * 8 // 3)
+
+
+def drive(module: str, training: Training, answer: type[_Answer]) -> _Answer:
+    """What rank 0 answers, after ``module`` has run on workers that are started for it and end with it."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder:
+        program = local.Program(
+            name=module,
+            arguments=(msgspec.json.encode(training).decode(), folder),
+            is_module=True,
+            workers=training.ranks,
+        )
+        status = local.run(program)
+        out = Path(folder) / ANSWER
+        if status or not out.exists():
+            raise SystemExit(status or 1)  # the launcher has said why
+        return msgspec.json.decode(out.read_bytes(), type=answer)
+
+
+def describe_machine(ranks: int) -> str:
+    """On what was measured, in words."""
+    return f"{ranks} workers of one thread on {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}"

@@ -1,0 +1,254 @@
+"""A worker's connection to the gradient server."""
+
+import contextlib
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import numpy as np
+
+from phalanx.buffers import Array, as_bytes
+from phalanx.errors import (
+    BadFrame,
+    CollectiveMismatch,
+    ConfigError,
+    DeadlineExceeded,
+    Halted,
+    JoinRefused,
+    PeerLost,
+    PhalanxError,
+    ProtocolError,
+)
+from phalanx.gradient_server.collect import Reduced
+from phalanx.gradient_server.entrenar import EntrenarWire
+from phalanx.gradient_server.halt import to_error
+from phalanx.gradient_server.lanes import Lanes
+from phalanx.gradient_server.peer import OurWire, Peer, Wire
+from phalanx.gradient_server.server import check_dialect
+from phalanx.transport import Credentials, Deadline, StreamLink, call, connect, format_address
+from phalanx.wire import Address, Purpose, gradient
+
+_SERVER = 0  # a worker has no other peer
+
+
+class WorkerClient:
+    """A worker of a gradient server; it has joined when this returns, and waits for nobody else.
+
+    ``addresses`` are tried until one answers, since the server may still be starting. With ``dialect="entrenar"`` it
+    joins an entrenar server. Every wait ends after ``timeout_s``. After an error it is of no further use.
+
+    With ``lanes``, as many as the server has, a gradient is the pieces of this worker's lanes, one row after another,
+    and the mean is the sum of all lanes, as long as one row.
+    """
+
+    def __init__(
+        self,
+        addresses: Address | Sequence[Address],
+        *,
+        name: str = "",
+        credentials: Credentials = Credentials(),  # noqa: B008 - it is frozen
+        dialect: str | None = None,
+        lanes: int | None = None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        check_dialect(dialect, lanes)
+        where = [addresses] if isinstance(addresses, Address) else list(addresses)
+        self._server = f"the gradient server at {', '.join(map(format_address, where))}"
+        self._timeout_s = timeout_s
+        self._peer = self._reach(where, credentials, EntrenarWire() if dialect else OurWire())
+        self._sent: deque[tuple[gradient.Gradient, float]] = deque()  # whose mean has not come, and since when
+        self._out: Array | None = None
+        self._target: Array = np.empty(0, np.float32)
+        self._means: deque[Reduced] = deque()
+        self._shards: deque[gradient.Shard] = deque()
+        self._joined: gradient.Joined | None = None
+        self._is_ended = False
+        self._error: PhalanxError | None = None
+        try:
+            joined = self._join(name)
+            self._rows = 1 if lanes is None else len(Lanes(lanes, joined.workers).spans(joined.worker))
+        except BaseException:
+            self.close()
+            raise
+        self.worker = joined.worker
+        """This worker's number, from 0 on."""
+        self.workers = joined.workers
+        """How many there are."""
+
+    def receive_shard(self) -> gradient.Shard | None:
+        """Wait for the samples of the next step; None when there is no more work."""
+        self._move(lambda: bool(self._shards or self._is_ended), "waiting for its samples")
+        return self._shards.popleft() if self._shards else None
+
+    def send(
+        self,
+        step: int,
+        gradients: Array,
+        what: gradient.What,
+        *,
+        loss: float = 0.0,
+        correct: int = 0,
+        samples: int = 1,
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """Send a gradient, and return when the network has it; the mean may begin to arrive meanwhile.
+
+        ``samples`` is what it counts for. ``sizes`` are those of its components, if it has more than one.
+        """
+        if gradients.dtype != np.float32:
+            raise ConfigError(f"gradients travel as f32, and these are {gradients.dtype}: convert them")
+        flat = np.ascontiguousarray(gradients).reshape(-1)
+        sizes = tuple(sizes) or (self._row_length(len(flat)),) * self._rows
+        message = gradient.Gradient(step, what, len(flat), sizes, loss, correct, samples)
+        self._peer.say(message, as_bytes(flat))
+        self._sent.append((message, time.perf_counter()))
+        self._move(lambda: self._peer.is_quiet, f"sending step {step}, {what}")
+
+    def receive(self) -> Reduced:
+        """Wait for the mean of the first gradient whose mean was not received."""
+        if not self._sent and not self._means:
+            raise ConfigError("no mean will come: send a gradient first")
+        self._move(lambda: bool(self._means or self._is_ended), "waiting for the mean")
+        if not self._means:
+            sent, _ = self._sent[0]
+            words = f"{self._server} stopped at step {sent.step}, before it had the mean of {sent.what}"
+            raise Halted(f"{words}: it knows why", step=sent.step)
+        return self._means.popleft()
+
+    def exchange(
+        self,
+        step: int,
+        gradients: Array,
+        what: gradient.What,
+        *,
+        loss: float = 0.0,
+        correct: int = 0,
+        samples: int = 1,
+        sizes: Sequence[int] = (),
+        out: Array | None = None,
+    ) -> Reduced:
+        """Send a gradient while its mean arrives, into ``out`` if that is given, which may be ``gradients``.
+
+        With lanes the sum arrives when all is sent, and ``out`` may be a row of ``gradients``.
+        After an error the content of ``out`` is undefined.
+        """
+        length = self._row_length(gradients.size)
+        if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous and out.size == length):
+            raise ConfigError(f"the mean needs {length} contiguous f32, and out has {out.size} {out.dtype}")
+        self._out = None if out is None else out.reshape(-1)
+        self.send(step, gradients, what, loss=loss, correct=correct, samples=samples, sizes=sizes)
+        try:
+            return self.receive()
+        finally:
+            self._out = None
+
+    def close(self) -> None:
+        """Hang up. Closing twice is harmless."""
+        self._peer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _row_length(self, elements: int) -> int:
+        length, rest = divmod(elements, self._rows)
+        if rest:
+            raise ConfigError(
+                f"{elements} elements are not {self._rows} pieces of one length: send a row for each piece of the lanes"
+            )
+        return length
+
+    def _reach(self, where: Sequence[Address], credentials: Credentials, wire: Wire) -> Peer:
+        deadline = Deadline.after(self._timeout_s)
+        if isinstance(wire, EntrenarWire):
+            connected = connect(where, deadline, whom=self._server)
+        else:
+            connected = call(where, deadline, credentials, Purpose.STAR, whom=self._server)
+        wire.trust()
+        return Peer(StreamLink(connected, _SERVER), wire)
+
+    def _join(self, name: str) -> gradient.Joined:
+        self._peer.say(gradient.Join(name=name))
+        self._move(lambda: bool(self._joined or self._is_ended), "joining")
+        if self._joined is None:
+            raise JoinRefused(f"{self._server} refused this worker: has it all the workers that it expects?")
+        return self._joined
+
+    def _move(self, is_done: Callable[[], bool], doing: str) -> None:
+        """Send and receive until ``is_done``, or raise why that will never be."""
+        deadline = Deadline.after(self._timeout_s)
+        while self._error is None and not is_done():
+            try:
+                self._peer.speak()
+                self._listen()
+            except PeerLost:
+                self._hear_last_words()
+                if not is_done():
+                    self._fail(
+                        PeerLost(f"{self._server} hung up while this worker was {doing}: look at its last words")
+                    )
+            except ProtocolError as error:
+                self._fail(type(error)(f"{self._server} cannot be understood: {error}"))
+            else:
+                if self._error is None and not is_done() and not self._wait(deadline):
+                    words = f"{self._server} did not go on within {self._timeout_s:g} s while this worker was {doing}"
+                    self._fail(DeadlineExceeded(f"{words}: look at the other workers, or allow more time"))
+        if self._error and not is_done():
+            raise self._error
+
+    def _wait(self, deadline: Deadline) -> bool:
+        """Whether something can go on before the deadline."""
+        poll = select.poll()
+        # While there is more to send, what arrives is taken along, but not woken up for, unless it is an earlier mean:
+        # the server reads on only when that is taken.
+        is_listening = self._peer.is_quiet or len(self._sent) > 1
+        events = (select.POLLIN if is_listening else 0) | (0 if self._peer.is_quiet else select.POLLOUT)
+        poll.register(self._peer, events)
+        return not deadline.has_passed and bool(poll.poll(deadline.remaining_s() * 1000))
+
+    def _fail(self, error: PhalanxError) -> None:
+        self._error = self._error or error  # the first is the cause of the others
+
+    def _hear_last_words(self) -> None:
+        """Look for a halt in what came before the connection broke."""
+        with contextlib.suppress(PeerLost, ProtocolError):
+            self._listen()
+
+    def _listen(self) -> None:
+        for event in self._peer.hear():
+            match event:
+                case gradient.Began(message=gradient.Mean() as mean):
+                    self._make_room(mean)
+                case gradient.Ended(message=message):
+                    self._take(message)
+                case _:
+                    raise BadFrame(f"a gradient server does not say {type(event.message).__name__}")
+
+    def _make_room(self, mean: gradient.Mean) -> None:
+        sent = self._sent[0][0] if self._sent else None
+        if sent is None or (sent.step, sent.what, sent.elements) != (mean.step, mean.what, mean.elements * self._rows):
+            raise CollectiveMismatch(f"its answer is {mean}, but this worker sent {sent or 'nothing'}")
+        self._target = np.empty(mean.elements, np.float32) if self._out is None else self._out
+        self._peer.room = as_bytes(self._target)
+
+    def _take(self, message: gradient.Message) -> None:
+        match message:
+            case gradient.Mean():
+                _, since = self._sent.popleft()
+                self._means.append(Reduced.of(message, self._target, time.perf_counter() - since))
+            case gradient.Shard():
+                self._shards.append(message)
+            case gradient.Joined():
+                self._joined = message
+            case gradient.Refused(words=words):
+                self._fail(JoinRefused(f"{self._server} refused this worker: {words}"))
+            case gradient.Halt():
+                self._fail(to_error(message))
+            case gradient.End():
+                self._is_ended = True
+            case _:
+                raise BadFrame(f"a gradient server does not say {type(message).__name__}")

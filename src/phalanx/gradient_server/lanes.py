@@ -1,0 +1,58 @@
+"""Lanes at the gradient server: which pieces each worker sends, and the sum of all of them in the order of the tree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.buffers import RUN, Array, DType, even_part, fold_pieces, pieces, runs
+from phalanx.errors import CollectiveMismatch, ConfigError
+from phalanx.gradient_server.accumulator import check_alike
+from phalanx.wire import gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes of a step, ``count`` of them, shared out to ``workers`` as evenly as can be."""
+
+    count: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        if self.count < self.workers:
+            raise ConfigError(
+                f"{self.count} lanes are too few for {self.workers} workers: each needs one, so take more lanes"
+            )
+
+    def owned(self, worker: int) -> range:
+        """The lanes of a worker."""
+        part = even_part(self.count, self.workers, worker)
+        return range(part.start, part.stop)
+
+    def spans(self, worker: int) -> tuple[range, ...]:
+        """The lanes of each piece that a worker sends, in order."""
+        lanes = self.owned(worker)
+        return pieces(lanes.start, lanes.stop, self.count)
+
+
+def check_pieces(lanes: Lanes, contributions: Sequence[gradient.Gradient], names: Sequence[str]) -> None:
+    """Raise CollectiveMismatch unless every worker sent the pieces of its lanes, all of the same length."""
+    for worker, sent in enumerate(contributions):
+        owned, count = lanes.owned(worker), len(lanes.spans(worker))
+        if len(sent.sizes) != count or len(set(sent.sizes)) != 1:
+            raise CollectiveMismatch(
+                f"{names[worker]} sent {sent}, but the sum of its lanes, {owned[0]} to {owned[-1]} of {lanes.count}, "
+                f"has {count} piece{'s' if count > 1 else ''} of one length: all must count the same lanes",
+                peer=worker,
+            )
+    check_alike([sent.sizes[0] for sent in contributions], contributions, names)
+
+
+def add_up(lanes: Lanes, contributions: Sequence[Array]) -> Array:
+    """Return the sum of all lanes; ``contributions[w]`` has a row for each piece of worker w."""
+    spans = [span for worker in range(lanes.workers) for span in lanes.spans(worker)]
+    rows = [row for contribution in contributions for row in contribution]
+    total = np.empty(len(rows[0]), np.float32)
+    for run in runs(slice(0, len(total)), RUN):
+        fold_pieces(DType.F32, spans, [row[run] for row in rows], total[run])
+    return total

@@ -1,0 +1,295 @@
+"""The gradient server at work: one thread that attends to all connections, and carries out one call at a time."""
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from phalanx.errors import BadFrame, DeadlineExceeded, LinkClosed, PeerLost, PhalanxError, ProtocolError
+from phalanx.gradient_server.entrenar import EntrenarWire
+from phalanx.gradient_server.halt import to_message
+from phalanx.gradient_server.peer import OurWire, Peer
+from phalanx.gradient_server.worker import NOBODY, Result, Task, Worker
+from phalanx.transport import Acceptor, Deadline, ProvenConnection, StreamLink
+from phalanx.wire import gradient
+
+_JOIN_S = 10.0  # a connection that has not joined by then is a stranger
+_FAREWELL_S = 2.0
+_HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_log = logging.getLogger("phalanx")
+
+
+@dataclass(slots=True)
+class _Call:
+    """What somebody waits for, and who was late when it was looked at last."""
+
+    task: Task[object]
+    step: int
+    doing: str
+    deadline: Deadline
+    done: Future[object] = field(default_factory=Future)
+    late: Sequence[Worker] = ()
+
+
+class Star:
+    """The workers of a gradient server: admits ``size`` of them, and halts all of them when one fails.
+
+    ``error`` is why it has halted, or None. It works in a thread of its own until it is closed.
+    """
+
+    def __init__(self, acceptor: Acceptor, size: int) -> None:
+        self.error: Exception | None = None
+        self.members: dict[int, Worker] = {}
+        self.is_complete = threading.Event()
+        self._acceptor = acceptor
+        self._size = size
+        self._connections: list[Worker] = []
+        self._call: _Call | None = None
+        self._step = 0
+        self._lost: PhalanxError | None = None
+        self._calls: deque[_Call] = deque()
+        self._calling = threading.Lock()
+        self._is_ended = False
+        self._is_closing = False
+        self._is_over = False
+        self._awake, self._wake = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="phalanx-gradients", daemon=True)
+        self._thread.start()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those who have joined, by number."""
+        return [self.members[number] for number in sorted(self.members)]
+
+    def carry_out(self, task: Task[Result], step: int, doing: str, deadline: Deadline) -> Result:
+        """Wait for what ``task`` returns; if it fails, everybody is halted."""
+        call = _Call(task, step, doing, deadline)
+        with self._calling:
+            if self._is_over:
+                raise self._closed()
+            self._calls.append(call)
+        self._rouse()
+        return call.done.result()  # type: ignore[return-value]  # the task's
+
+    def end(self) -> Task[None]:
+        """Let all workers go, and expect them to hang up."""
+        self._is_ended = True
+        for worker in self.workers:
+            worker.peer.say(gradient.End())
+        while busy := [worker for worker in self.workers if not worker.peer.is_quiet]:
+            yield busy
+        self.error = self._closed()
+
+    def close(self) -> None:
+        """Hang up on everybody and stop. Closing twice is harmless."""
+        self._is_closing = True
+        self._rouse()
+        self._thread.join()
+        self._wake.close()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send(b"!")
+
+    def _serve(self) -> None:
+        try:
+            while not self._is_closing:
+                has_heard = [self._attend(worker) for worker in list(self._connections)]
+                self._advance()
+                # As long as something arrives, answers wait: taking turns would have everybody wake up for little.
+                if not any(has_heard) and not self._speak_to_all():
+                    self._wait()
+            self._say_farewell()
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            self._shut_down()
+
+    def _attend(self, worker: Worker) -> bool:
+        """Whether anything came from it that matters."""
+        before = worker.peer.bytes_heard
+        try:
+            if worker.has_joined and (self.error or self._is_ended):
+                worker.peer.discard()  # so that it can finish what it is sending, and hear why
+                return False
+            for event in worker.peer.hear():
+                self._take(worker, event)
+                if worker not in self._connections:
+                    break
+        except PeerLost:
+            self._lose(worker, PeerLost(f"{worker} went away{self._during()}", peer=worker.number))
+        except ProtocolError as error:
+            self._lose(worker, type(error)(f"{worker} cannot be understood: {error}", peer=worker.number))
+        return worker.peer.bytes_heard > before
+
+    def _speak_to_all(self) -> bool:
+        """Whether somebody has heard everything now, for which the call may be waiting."""
+        busy = [worker for worker in self._connections if not worker.peer.is_quiet]
+        for worker in busy:
+            self._speak(worker)
+        return any(worker.peer.is_quiet for worker in busy)
+
+    def _speak(self, worker: Worker) -> None:
+        with contextlib.suppress(PeerLost):  # its reading will notice, once it has read what came before
+            worker.peer.speak()
+
+    def _take(self, worker: Worker, event: gradient.Event) -> None:
+        match event:
+            case gradient.Began(message=gradient.Gradient() as sent) if worker.has_joined:
+                worker.stated.append(sent)
+            case gradient.Ended(message=gradient.Gradient() as sent) if worker.has_joined:
+                worker.complete.append(sent)
+            case gradient.Ended(message=gradient.Join(name=name)) if not worker.has_joined:
+                self._join(worker, name)
+            case _:
+                raise BadFrame(f"a worker does not say {type(event.message).__name__} now")
+
+    def _join(self, worker: Worker, name: str) -> None:
+        worker.name = name if name.isprintable() else ascii(name)  # a stranger's may be made to fool a terminal
+        if self.is_complete.is_set():
+            self._refuse(worker, f"all {self._size} workers have come already")
+        elif name and name in (member.name for member in self.members.values()):
+            self._refuse(worker, f"there is a worker of the name {name} already")
+        else:
+            worker.number = min(set(range(self._size)) - self.members.keys())
+            worker.peer.wire.trust()
+            worker.peer.say(gradient.Joined(worker=worker.number, workers=self._size))
+            self.members[worker.number] = worker
+            if len(self.members) == self._size:
+                self.is_complete.set()
+
+    def _refuse(self, worker: Worker, words: str) -> None:
+        worker.peer.say(gradient.Refused(words=words))
+        self._speak(worker)
+        self._drop(worker, words)
+
+    def _lose(self, worker: Worker, error: PhalanxError) -> None:
+        self._drop(worker, str(error))
+        if not self.members.pop(worker.number, None) or self._is_ended or not self.is_complete.is_set():
+            return  # before all have come, another may take its place
+        if self._call and not worker.stated:
+            self._lost = error  # unless the call needs it, let the others have what they wait for
+        else:
+            self._halt(error)
+
+    def _drop(self, worker: Worker, words: str) -> None:
+        self._connections.remove(worker)
+        worker.peer.close()
+        if not self.is_complete.is_set() or not worker.has_joined:
+            _log.warning("refused a connection from %s: %s", worker.origin, words)
+
+    def _advance(self) -> None:
+        if self._call is None and self._calls:
+            self._call = self._calls.popleft()
+            self._step = self._call.step
+        call = self._call
+        if call is None:
+            return
+        if self.error:
+            self._halt(self.error)
+            return
+        try:
+            call.late = next(call.task)
+        except StopIteration as end:
+            self._call = None
+            if self._lost:
+                self._halt(self._lost)
+            call.done.set_result(end.value)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            self._halt(error)
+        else:
+            if self._lost and not set(call.late) <= set(self._connections):
+                self._halt(self._lost)
+            elif call.deadline.has_passed:
+                self._halt(self._overdue(call))
+
+    def _halt(self, error: Exception) -> None:
+        """Tell everybody, once, and whoever waits for a call."""
+        call, self._call = self._call, None
+        if not self.error:
+            self.error = error
+            for worker in self.workers:
+                worker.peer.break_off()
+                worker.peer.say(to_message(error, self._step))
+                self._speak(worker)
+        if call:
+            call.done.set_exception(error)
+
+    def _overdue(self, call: _Call) -> DeadlineExceeded:
+        names = " and ".join(map(str, call.late))
+        words = f"{names} did not go on with {call.doing} within {call.deadline.seconds:g} s: look at it, or allow more"
+        return DeadlineExceeded(words, peer=call.late[0].number if call.late else None)
+
+    def _during(self) -> str:
+        during = f" during {self._call.doing}" if self._call else ""
+        return f"{during}: look at its own last words, then start all again"
+
+    def _closed(self) -> LinkClosed:
+        return LinkClosed("this gradient server was shut down: make another one")
+
+    def _wait(self) -> None:
+        """Return when there is something to do."""
+        poll = select.poll()
+        poll.register(self._awake, select.POLLIN)
+        poll.register(self._acceptor, select.POLLIN)
+        for worker in self._connections:
+            is_listening = self.error or self._is_ended or not worker.peer.is_held
+            events = (select.POLLIN if is_listening else 0) | (0 if worker.peer.is_quiet else select.POLLOUT)
+            poll.register(worker.peer, events | _HUNG_UP)
+        ready = dict(poll.poll(self._patience_ms()))
+        if self._awake.fileno() in ready:
+            self._awake.recv(1024)
+        if self._acceptor.fileno() in ready or _is_past(self._acceptor.next_due):
+            for arrival in self._acceptor.arrivals():
+                self._admit(arrival)
+        for worker in list(self._connections):
+            if worker.peer.is_held and ready.get(worker.peer.fileno(), 0) & _HUNG_UP:
+                self._lose(worker, PeerLost(f"{worker} went away{self._during()}", peer=worker.number))
+            elif not worker.has_joined and _is_past(worker.due):
+                self._drop(worker, f"it did not join within {_JOIN_S:g} s")
+
+    def _patience_ms(self) -> float | None:
+        dues = [worker.due for worker in self._connections if not worker.has_joined]
+        if self._acceptor.next_due is not None:
+            dues.append(self._acceptor.next_due)
+        if self._call:
+            dues.append(self._call.deadline.at)
+        return max(0.0, min(dues) - time.monotonic()) * 1000 if dues else None
+
+    def _admit(self, arrival: ProvenConnection) -> None:
+        wire = EntrenarWire() if arrival.opening else OurWire()
+        peer = Peer(StreamLink(arrival.socket, NOBODY), wire, arrival.opening)
+        self._connections.append(Worker(peer, arrival.origin, time.monotonic() + _JOIN_S))
+
+    def _say_farewell(self) -> None:
+        """Give last words the time to leave."""
+        deadline = Deadline.after(_FAREWELL_S)
+        while busy := [worker.peer for worker in self._connections if not worker.peer.is_quiet]:
+            if not select.select([], busy, [], deadline.remaining_s())[1]:
+                return
+            for worker in list(self._connections):
+                self._attend(worker)
+                self._speak(worker)
+
+    def _shut_down(self) -> None:
+        with self._calling:
+            self._is_over = True
+        self.is_complete.set()  # nobody waits for workers any longer
+        self.error = self.error or self._closed()
+        for call in (*filter(None, [self._call]), *self._calls):
+            call.done.set_exception(self.error)
+        for worker in self._connections:
+            worker.peer.close()
+        self._acceptor.close()
+        self._awake.close()
+
+
+def _is_past(due: float | None) -> bool:
+    return due is not None and time.monotonic() >= due

@@ -1,0 +1,65 @@
+"""What a checkpoint consists of, in figures."""
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from phalanx.parallel import parse_label
+from phalanx.train.checkpoint.shard_files import Tensors, list_shards, unite
+from phalanx.train.checkpoint.store import read_files
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """How much some tensors are."""
+
+    tensors: int
+    elements: int
+    bytes: int
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A checkpoint in figures."""
+
+    step: int
+    workers: int
+    """How many wrote it: as many as there are shards, or one."""
+    files: dict[str, Amount]
+    """Each file with the bytes that it has on the disk."""
+    parameters: Amount
+    state: dict[str, Amount]
+    """What the optimizer keeps under each key; the spans of one parameter count as one tensor."""
+
+
+def describe_checkpoint(path: Path) -> Description:
+    """Count what is in a checkpoint, which must be whole."""
+    manifest, sets = read_files(path)
+    return Description(
+        step=manifest.step,
+        workers=max((shard.size for shard in list_shards(manifest.files)), default=1),
+        files={
+            file: msgspec.structs.replace(_count(tensors), bytes=manifest.files[file].size_bytes)
+            for shards in sets.values()
+            for file, tensors in shards.items()
+        },
+        parameters=_count(unite(sets.get("model", {}))),
+        state=_count_state(unite(sets.get("optimizer", {}))),
+    )
+
+
+def _count_state(state: Tensors) -> dict[str, Amount]:
+    by_key: dict[str, dict[str, torch.Tensor]] = {}
+    for text, tensor in state.items():
+        by_key.setdefault(parse_label(text).key, {})[text] = tensor
+    return {
+        key: msgspec.structs.replace(_count(tensors), tensors=len({parse_label(text).name for text in tensors}))
+        for key, tensors in sorted(by_key.items())
+    }
+
+
+def _count(tensors: Tensors) -> Amount:
+    return Amount(
+        tensors=len(tensors),
+        elements=sum(tensor.numel() for tensor in tensors.values()),
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+    )

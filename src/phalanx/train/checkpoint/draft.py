@@ -1,0 +1,105 @@
+"""A checkpoint that is being written: all of it beside where it will be, until it is whole."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.train.checkpoint.manifest import FACTS, MANIFEST, Manifest, check
+from phalanx.train.checkpoint.tensor_file import TENSORS, Entry, Joined, write_file, write_tensors
+
+Sources = Mapping[str, torch.Tensor | Joined]
+Facts = Mapping[str, Any]  # Any: what JSON can hold has no better type
+
+
+def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts) -> Path:
+    """Write a checkpoint to the disk; return its directory. If that fails, nothing of it stays."""
+    draft = Draft(folder, step)
+    try:
+        draft.begin()
+        draft.finish(draft.write(files, facts))
+    except OSError as error:
+        raise draft.refusal(error) from error
+    finally:
+        draft.discard()
+    return draft.target
+
+
+class Draft:
+    """The files of a checkpoint to be, in ``path``, which is no checkpoint's name; it becomes ``target``."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder = folder
+        self.step = step
+        self.target = folder / f"step-{step:08}"
+        self.path = folder / f".{self.target.name}.new"
+
+    def begin(self) -> None:
+        """Make the directory, when what processes that were killed have left is removed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.glob(".step-*"):
+            shutil.rmtree(path)
+        self.path.mkdir()
+
+    def write(self, files: Mapping[str, Sources], facts: Facts) -> dict[str, Entry]:
+        """Write facts, and a file for each set of tensors; what there must be of them in the manifest."""
+        text = msgspec.json.format(msgspec.json.encode(facts))
+        entries = {FACTS: write_file(self.path / FACTS, [text])}
+        for name, tensors in files.items():
+            entries[name + TENSORS] = write_tensors(self.path / (name + TENSORS), tensors)
+        return entries
+
+    def finish(self, entries: dict[str, Entry]) -> None:
+        """Write the manifest and become the checkpoint, unless there is a whole one with the same tensors."""
+        manifest = Manifest(step=self.step, files=entries)
+        write_file(self.path / MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])
+        _sync(self.path)
+        if _has_tensors(self.target, manifest):
+            return
+        if self.target.exists():
+            remove(self.target)
+        self.path.rename(self.target)
+        _sync(self.folder)
+
+    def discard(self) -> None:
+        """Remove what has not become a checkpoint."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def refusal(self, error: OSError, rank: int | None = None) -> ConfigError:
+        """The error that says why it cannot be written, and by whom if several write it."""
+        who = "" if rank is None else f"rank {rank} "
+        words = f"{who}cannot write checkpoint {self.target}: {error.strerror}; earlier checkpoints are as they were"
+        return ConfigError(f"{words}: make room, or see that {self.folder} can be written to")
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint so that no half of it is ever taken for one."""
+    aside = path.with_name(f".{path.name}.old")
+    try:
+        path.rename(aside)
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise ConfigError(f"cannot remove checkpoint {path}: {error.strerror}; remove it by hand") from error
+
+
+def _has_tensors(path: Path, manifest: Manifest) -> bool:
+    """Whether there is a whole checkpoint with the tensors of that manifest."""
+    try:
+        files = check(path).files
+    except ConfigError:
+        return False
+    return {**files, FACTS: None} == {**manifest.files, FACTS: None}
+
+
+def _sync(folder: Path) -> None:
+    """See that the names in a folder outlive a crash of the machine."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

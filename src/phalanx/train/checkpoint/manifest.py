@@ -1,0 +1,63 @@
+"""The manifest of a checkpoint: the files that it must have, and their hashes."""
+
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from phalanx.errors import ConfigError
+from phalanx.train.checkpoint.shard_files import ShardFile, list_shards
+from phalanx.train.checkpoint.tensor_file import Entry, find_damage
+
+FACTS = "facts.json"
+MANIFEST = "manifest.json"
+_FORMAT = 1
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a checkpoint must consist of."""
+
+    format: int = _FORMAT
+    step: int
+    files: dict[str, Entry]
+
+    def __post_init__(self) -> None:
+        if self.format != _FORMAT or FACTS not in self.files:
+            raise ValueError("not a manifest of ours")
+
+
+def check(path: Path) -> Manifest:
+    """The manifest of a checkpoint whose files are all as it says; else a ConfigError that names one that is not."""
+    manifest = read_manifest(path)
+    for name, entry in manifest.files.items():
+        if damage := find_damage(path / name, entry):
+            raise damaged(path, f"{name} {damage}")
+    if unlisted := _find_unlisted(path, manifest):
+        raise damaged(path, f"{unlisted} is not in its {MANIFEST}")
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint, whatever its files are like."""
+    try:
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+    except OSError as error:
+        raise damaged(path, f"{MANIFEST} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise damaged(path, f"{MANIFEST} is altered, cut short or of another version of Phalanx") from error
+    if path.name != f"step-{manifest.step:08}":
+        raise damaged(path, f"{MANIFEST} is that of step {manifest.step}")
+    return manifest
+
+
+def damaged(path: Path, words: str) -> ConfigError:
+    """The error that says what is wrong with a checkpoint."""
+    return ConfigError(f"checkpoint {path} is damaged: {words}")
+
+
+def _find_unlisted(path: Path, manifest: Manifest) -> str | None:
+    """A shard that the manifest does not have, though it or the directory has some of its set."""
+    shards = list_shards([*manifest.files, *(each.name for each in path.iterdir())])
+    expected = {(shard.name, shard.size) for shard in shards}
+    wanted = (ShardFile(name, rank, size) for name, size in sorted(expected) for rank in range(size))
+    return next((str(shard) for shard in chain(shards, wanted) if str(shard) not in manifest.files), None)

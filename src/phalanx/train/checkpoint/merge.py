@@ -1,0 +1,36 @@
+"""Making a checkpoint whole that was written in shards."""
+
+from pathlib import Path
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.parallel import parse_label
+from phalanx.train.checkpoint.draft import Sources, write
+from phalanx.train.checkpoint.manifest import read_manifest
+from phalanx.train.checkpoint.shard_files import Tensors, collect_spans, list_shards
+from phalanx.train.checkpoint.store import load
+from phalanx.train.checkpoint.tensor_file import Joined
+
+
+def merge_shards(path: Path, out: Path) -> Path:
+    """Write a checkpoint into the folder ``out`` as ``save`` does when nothing is in shards; return its directory.
+
+    Shards go from file to file as they are mapped: no tensor is put together in memory.
+    """
+    if (out / path.name).exists():
+        raise ConfigError(f"{out / path.name} is there already: name another folder")
+    found = load(path)
+    model = found.files.get("model", {})
+    sharded = {shard.name for shard in list_shards(read_manifest(path).files)}
+    files = {name: _join(each, model) if name in sharded else each for name, each in found.files.items()}
+    return write(out, found.step, files, found.facts)
+
+
+def _join(state: Tensors, model: Tensors) -> Sources:
+    """The state with each parameter's spans in one, of that parameter's shape; flat, if the model does not have it."""
+    files: dict[str, torch.Tensor | Joined] = {text: each for text, each in state.items() if not parse_label(text).span}
+    for label, spans in collect_spans(state).items():
+        shape = model[label.name].shape if label.name in model else (spans[-1].stop,)
+        files[str(label)] = Joined(shape, [span.values for span in spans])
+    return files
