@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import DType, ReduceOp, fold, fold_pieces, pieces, round_to_bf16
+from phalanx.buffers import DType, ReduceOp, fold, fold_pieces, pieces, round_to_bf16, square_norm
 
 
 def lanes_of(count, length, seed=0):
@@ -35,41 +35,49 @@ def test_any_cut_of_the_lanes_gives_the_bits_of_the_whole_tree(leaves, data):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_sum_may_be_changed_before_others_see_it(count):
+def test_the_sum_is_divided_and_then_measured(count):
     spans = [range(lane, lane + 1) for lane in range(count)]
     out = np.empty(5, np.float32)
 
-    fold_pieces(
-        DType.F32, spans, list(np.ones((count, 5), np.float32)), out, lambda values: np.divide(values, 4, values)
-    )
+    square = fold_pieces(DType.F32, spans, list(np.ones((count, 5), np.float32)), out, divisor=4.0, is_measured=True)
 
     np.testing.assert_array_equal(out, np.full(5, count / 4, np.float32))
+    assert square == 5 * (count / 4) ** 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_narrow_pieces_are_added_up_and_changed_in_f32_and_rounded_once(count):
+def test_narrow_pieces_are_added_up_divided_and_measured_in_f32_and_rounded_once(count):
     narrow = np.empty((count, 4), np.uint16)
     round_to_bf16(np.full(count * 4, 1.0 + 2**-7, np.float32), narrow.reshape(-1))
-    out, seen = np.empty(4, np.uint16), []
+    out, divided = np.empty(4, np.uint16), np.full(4, count * (1.0 + 2**-7), np.float32) / np.float32(3)
+    spans = [range(lane, lane + 1) for lane in range(count)]
 
-    def finish(values):
-        seen.append(values.copy())
-        values *= 3
-
-    fold_pieces(DType.BF16, [range(lane, lane + 1) for lane in range(count)], list(narrow), out, finish)
+    square = fold_pieces(DType.BF16, spans, list(narrow), out, divisor=3.0, is_measured=True)
 
     expected = np.empty(4, np.uint16)
-    round_to_bf16(np.full(4, 3 * count * (1.0 + 2**-7), np.float32), expected)
-    np.testing.assert_array_equal(seen[0], np.full(4, count * (1.0 + 2**-7), np.float32))
+    round_to_bf16(divided, expected)
     np.testing.assert_array_equal(out, expected)
+    assert square == square_norm(divided)
 
 
 def test_a_single_piece_may_be_the_place_of_the_sum():
     whole = np.arange(6, dtype=np.float32)
 
-    fold_pieces(DType.F32, [range(8)], [whole], whole, lambda values: np.multiply(values, 2, values))
+    fold_pieces(DType.F32, [range(8)], [whole], whole, divisor=2.0)
 
-    np.testing.assert_array_equal(whole, 2 * np.arange(6))
+    np.testing.assert_array_equal(whole, np.arange(6) / 2)
+
+
+@pytest.mark.parametrize("length", [0, 5, 4096, 10_000])
+def test_a_square_norm_is_close_to_that_in_f64(length):
+    values = np.random.default_rng(1).normal(size=length).astype(np.float32)
+
+    assert square_norm(values) == pytest.approx(float(np.square(values, dtype=np.float64).sum()), rel=1e-5)
+
+
+def test_a_square_norm_survives_values_whose_squares_need_more_than_f32():
+    assert square_norm(np.full(3, 1e30, np.float32)) == pytest.approx(3e60)
+    assert not np.isfinite(square_norm(np.array([1.0, np.nan], np.float32)))
 
 
 def test_the_first_of_several_pieces_may_be_the_place_of_the_sum():

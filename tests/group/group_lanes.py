@@ -31,18 +31,6 @@ def contribute(group, lanes, length=LENGTH, dtype="f32"):
     return rows, group.allocate(length, dtype, shared=True)
 
 
-class Elsewhere:
-    """A piece that lies in other memory, and notes what it is asked for."""
-
-    def __init__(self, values):
-        self.values = values
-        self.asked = []
-
-    def __getitem__(self, block):
-        self.asked.append((block.start, block.stop))
-        return self.values[block]
-
-
 @st.composite
 def ownerships(draw):
     """A number of ranks, a length, blocks that need not cover it, and an owner for each of them."""

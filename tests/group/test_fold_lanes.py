@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from group_lanes import LENGTH, Elsewhere, contribute, lane_values, tree_sum
+from group_lanes import LENGTH, contribute, lane_values, tree_sum
 
-from phalanx.buffers import blocks, even_part
+from phalanx.buffers import blocks, square_norm
+from phalanx.collectives import Finish
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.testing import World
 
@@ -34,26 +35,35 @@ def test_ranks_on_several_hosts_get_the_same_bits():
 
 
 @pytest.mark.parametrize("over", ["memory", "arena"])
-def test_each_block_is_looked_at_once_and_may_be_changed(over):
+def test_each_block_is_divided_and_measured_by_one_rank(over):
     cuts = blocks(LENGTH, 300)
 
     def work(group):
         rows, out = contribute(group, 4)
-        seen = []
-
-        def finish(number, values):
-            seen.append((number, values.copy()))
-            values *= 2
-
+        finish = Finish(np.array([1.0, 1.0]), np.zeros(len(cuts)))
         group.fold_lanes(rows, out, lanes=4, blocks=cuts, finish=finish)
-        return [(number, values.tobytes()) for number, values in seen], out.tobytes()
+        assert set(np.flatnonzero(finish.squares)) == set(group.blocks_added_here(len(cuts)))
+        return finish.squares, out.tobytes()
 
     results = World(3, over).run(work)
 
-    whole = tree_sum(4)
-    seen = sorted(each for looked, _ in results for each in looked)
-    assert seen == [(number, whole[cut].tobytes()) for number, cut in enumerate(cuts)]
-    assert {out for _, out in results} == {(whole * 2).tobytes()}
+    halved = tree_sum(4) / 2
+    assert sum(squares for squares, _ in results).tolist() == [square_norm(halved[cut]) for cut in cuts]
+    assert {out for _, out in results} == {halved.tobytes()}
+
+
+@pytest.mark.parametrize("over", ["memory", "arena"])
+def test_an_earlier_call_in_the_queue_may_fill_the_counts(over):
+    def work(group):
+        rows, out = contribute(group, 3)
+        counts = np.zeros(3)
+        counts[group.rank] = 2.0
+        filled = group.all_reduce_nowait(counts)
+        folded = group.fold_lanes_nowait(rows, out, lanes=3, finish=Finish(counts))
+        filled.wait()
+        return folded.wait().tobytes()
+
+    assert set(World(3, over).run(work)) == {(tree_sum(3) / np.float32(6)).tobytes()}
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -113,17 +123,38 @@ def test_ranks_that_do_something_else_are_told(over):
 
 @pytest.mark.parametrize("over", ["memory", "arena"])
 @pytest.mark.parametrize("size", [1, 3])
-def test_what_a_rank_adds_up_itself_need_not_be_shown(over, size):
+def test_blocks_that_a_rank_adds_up_first_may_lie_elsewhere(over, size):
     cuts = blocks(LENGTH, 64)
 
     def work(group):
         rows, out = group.allocate((1, LENGTH)), group.allocate(LENGTH, shared=True)
-        own = even_part(len(cuts), group.size, group.rank)
         rows[0] = lane_values(group.rank)
-        for cut in cuts[own]:
-            rows[0, cut] = np.nan
-        piece = Elsewhere(lane_values(group.rank))
-        group.fold_lanes(rows, out, lanes=group.size, blocks=cuts, own=piece)
-        return out.tobytes(), piece.asked == [(cut.start, cut.stop) for cut in cuts[own]]
+        own = {number: rows[0, cuts[number]].copy() for number in group.blocks_added_first(len(cuts))}
+        for number in own:
+            rows[0, cuts[number]] = np.nan
+        return group.fold_lanes(rows, out, lanes=group.size, blocks=cuts, own=own).tobytes()
 
-    assert World(size, over).run(work) == [(tree_sum(size).tobytes(), True)] * size
+    assert set(World(size, over).run(work)) == {tree_sum(size).tobytes()}
+
+
+def test_a_finish_or_own_blocks_that_make_no_sense_are_refused_in_words():
+    cuts = blocks(LENGTH, 300)
+
+    def work(group):
+        rows, out = contribute(group, 2)
+        values = np.zeros(300, np.float32)
+        for finish, words in [
+            (Finish(counts=np.ones(2, np.float32)), "counts of a Finish are f64"),
+            (Finish(squares=np.ones(3)), "one square for each of the 4 blocks"),
+        ]:
+            with pytest.raises(ConfigError, match=words):
+                group.fold_lanes(rows, out, lanes=2, blocks=cuts, finish=finish)
+        other = next(number for number in range(2) if number not in group.blocks_added_first(2))
+        for own, words in [
+            ({3 * other: values}, "does not add up block"),
+            ({3 * (1 - other): values[:7]}, "must have shape"),
+        ]:
+            with pytest.raises(ConfigError, match=words):
+                group.fold_lanes(rows, out, lanes=2, blocks=cuts, own=own)
+
+    World(2, "arena").run(work)

@@ -5,11 +5,12 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from group_lanes import LENGTH, Elsewhere, contribute, lane_values, ownerships, tree_sum
+from group_lanes import LENGTH, contribute, lane_values, ownerships, tree_sum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import DType, blocks, round_to_bf16
+from phalanx.buffers import DType, blocks, round_to_bf16, square_norm
+from phalanx.collectives import Finish
 from phalanx.errors import ConfigError
 from phalanx.group.arguments import sum_up_cuts
 from phalanx.testing import World
@@ -82,41 +83,36 @@ def test_every_type_adds_up_in_place_as_it_does_elsewhere(over, dtype):
 
 
 @pytest.mark.parametrize("over", ["memory", "arena"])
-def test_an_owner_looks_at_each_of_its_blocks_once_and_may_change_it(over):
+def test_an_owner_divides_and_measures_its_blocks(over):
     def work(group):
         rows, _ = contribute(group, 4)
-        seen = []
-
-        def finish(number, values):
-            seen.append((number, values.tobytes()))
-            values *= 2
-
+        finish = Finish(np.array([1.0, 1.0]), np.full(len(CUTS), -1.0))
         group.scatter_lanes(rows, rows[0], lanes=4, blocks=CUTS, owners=OWNERS, finish=finish)
-        return seen, [rows[0, cut].tobytes() for cut in owned_by(group.rank)]
+        return finish.squares.tolist(), [rows[0, cut].tobytes() for cut in owned_by(group.rank)]
 
     results = World(3, over).run(work)
 
-    whole = tree_sum(4)
-    for rank, (seen, doubled) in enumerate(results):
-        assert seen == [(n, whole[cut].tobytes()) for n, cut in enumerate(CUTS) if OWNERS[n] == rank]
-        assert doubled == [(whole[cut] * 2).tobytes() for cut in owned_by(rank)]
+    halved = tree_sum(4) / 2
+    for rank, (squares, blocks_of_rank) in enumerate(results):
+        assert blocks_of_rank == [halved[cut].tobytes() for cut in owned_by(rank)]
+        assert squares == [
+            square_norm(halved[cut]) if owner == rank else -1.0 for cut, owner in zip(CUTS, OWNERS, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("over", ["memory", "arena"])
 @pytest.mark.parametrize("size", [1, 3])
-def test_what_a_rank_adds_up_itself_need_not_be_shown(over, size):
+def test_blocks_that_a_rank_adds_up_first_may_lie_elsewhere(over, size):
     owners = [owner % size for owner in OWNERS]
 
     def work(group):
         rows, out = group.allocate((1, LENGTH)), np.zeros(LENGTH, np.float32)
-        own = owned_by(group.rank, owners=owners)
         rows[0] = lane_values(group.rank)
-        for cut in own:
-            rows[0, cut] = np.nan
-        piece = Elsewhere(lane_values(group.rank))
-        group.scatter_lanes(rows, out, lanes=size, blocks=CUTS, owners=owners, own=piece)
-        assert piece.asked == [(cut.start, cut.stop) for cut in own]
-        return [out[cut].tobytes() for cut in own]
+        own = {number: rows[0, CUTS[number]].copy() for number in group.blocks_added_first(len(CUTS), owners)}
+        for number in own:
+            rows[0, CUTS[number]] = np.nan
+        group.scatter_lanes(rows, out, lanes=size, blocks=CUTS, owners=owners, own=own)
+        return [out[CUTS[number]].tobytes() for number in group.blocks_added_here(len(CUTS), owners)]
 
     results = World(size, over).run(work)
 

@@ -150,12 +150,14 @@ def test_an_optimizer_that_fails_on_one_rank_ends_all():
 
 
 def test_the_thread_of_an_engine_ends_with_its_group():
+    before = set(threading.enumerate())
     with alone(lanes=2) as group:
-        make_engine(group, square).step(batches_of(0))
-        names = [thread.name for thread in threading.enumerate()]
+        engine = make_engine(group, square)
+        engine.step(batches_of(0))
+        started = set(threading.enumerate()) - before
 
-    assert "phalanx-exchange-0" in names
-    assert "phalanx-exchange-0" not in [thread.name for thread in threading.enumerate()]
+    assert {thread.name for thread in started} == {"phalanx-exchange-0"}
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_a_group_without_lanes_is_refused():

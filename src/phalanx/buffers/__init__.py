@@ -2,7 +2,7 @@
 
 from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
 from phalanx.buffers.fold import Carry, combine_order, pieces
-from phalanx.buffers.reduce import ReduceOp, accumulate, check, combine, finish, fold, fold_pieces, widen
+from phalanx.buffers.reduce import ReduceOp, accumulate, check, combine, finish, fold, fold_pieces, square_norm, widen
 from phalanx.buffers.split import RUN, blocks, even_part, even_parts, runs
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "pieces",
     "round_to_bf16",
     "runs",
+    "square_norm",
     "widen",
     "widen_bf16",
 ]

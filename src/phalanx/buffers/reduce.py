@@ -4,7 +4,8 @@ f16 and bf16 are accumulated in f32 and rounded once, at the end. Overflow and N
 who cares looks at the result.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from contextvars import copy_context
 from enum import Enum
 from functools import lru_cache
@@ -21,6 +22,8 @@ from phalanx.errors import ConfigError
 # np.errstate, and a copy for each call lets threads fold at the same time.
 _SILENT = copy_context()
 _SILENT.run(np.seterr, all="ignore")
+
+_ROW = 4096
 
 
 class ReduceOp(Enum):
@@ -83,13 +86,24 @@ def fold_pieces(
     spans: Sequence[range],
     inputs: Sequence[Array],
     out: Array,
-    finish: Callable[[Array], None] | None = None,
-) -> None:
+    *,
+    divisor: float | None = None,
+    is_measured: bool = False,
+) -> float:
     """Write the sum of pieces into ``out``, where input i is that of the lanes ``spans[i]``, in the order of the lanes.
 
-    ``finish`` may look at the sum and change it before it is rounded, while it is in cache: keep to a run's length.
+    The sum is divided by ``divisor`` before it is rounded. Returns its sum of squares if it ``is_measured``, else 0.
+    Both are done while the sum is in cache: keep to a run's length.
     """
-    _SILENT.copy().run(_fold_pieces, dtype, tuple(spans), inputs, out, finish)
+    return _SILENT.copy().run(_fold_pieces, dtype, tuple(spans), inputs, out, divisor, is_measured)
+
+
+def square_norm(values: Array) -> float:
+    """Return the sum of squares: of 4,096 values each in their type, and of these in f64; not finite if a value is not.
+
+    All of it in f64 takes five times as long, and a BLAS may share longer products out to as many threads as it likes.
+    """
+    return _SILENT.copy().run(_square_norm, values)
 
 
 def accumulate(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> None:
@@ -141,8 +155,9 @@ def _fold_pieces(
     spans: tuple[range, ...],
     inputs: Sequence[Array],
     out: Array,
-    finish: Callable[[Array], None] | None,
-) -> None:
+    divisor: float | None,
+    is_measured: bool,  # noqa: FBT001 - only fold_pieces calls this, and by name nothing passes through a context
+) -> float:
     may_use_out = _may_use_out(dtype, inputs, out)
     if len(inputs) == 1:
         values = widen(dtype, inputs[0])
@@ -154,10 +169,21 @@ def _fold_pieces(
         scratch = np.empty((program.rows, len(out)), dtype.accumulator.numpy)
         _run_steps(program, ReduceOp.SUM, dtype, [*inputs, *scratch, out])
         values = scratch[0] if dtype.is_narrow else out
-    if finish:
-        finish(values)
+    if divisor is not None:
+        np.divide(values, values.dtype.type(divisor), out=values)
+    square = _square_norm(values) if is_measured else 0.0
     if dtype.is_narrow:
         _round(dtype, values, out)
+    return square
+
+
+def _square_norm(values: Array) -> float:
+    whole = len(values) // _ROW * _ROW
+    rows, rest = values[:whole].reshape(-1, _ROW), values[whole:]
+    total = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.dot(rest, rest))
+    if math.isfinite(total):
+        return total
+    return float(np.square(values, dtype=np.float64).sum())  # squares of large values need more room than f32 has
 
 
 def _may_use_out(dtype: DType, inputs: Sequence[Array], out: Array) -> bool:

@@ -4,7 +4,7 @@ from phalanx.collectives import direct, pair, ring, star, tree
 from phalanx.collectives.blocks import cut_shards
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, Costs, Topology, choose
-from phalanx.collectives.lanes import Finish, LaneFold, Row, count_pieces
+from phalanx.collectives.lanes import Finish, LaneFold, count_pieces, list_added
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
@@ -22,7 +22,6 @@ __all__ = [
     "Plan",
     "Receive",
     "Round",
-    "Row",
     "Send",
     "Team",
     "Then",
@@ -31,6 +30,7 @@ __all__ = [
     "count_pieces",
     "cut_shards",
     "direct",
+    "list_added",
     "pair",
     "ring",
     "star",

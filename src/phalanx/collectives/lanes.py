@@ -4,10 +4,10 @@ Who folds a block has the pieces of all ranks at hand, and combines them in the 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
@@ -20,14 +20,23 @@ from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
 from phalanx.errors import ConfigError
 
-Finish = Callable[[int, Array], None]
-"""Called with the number of a block and its sum, where that is made and while it is in cache; it may change it."""
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """What the rank that adds up a block does with the sum while it is in cache, before anybody else sees it.
 
-class Row(Protocol):
-    """Elements of a piece, wherever they lie; asked only for the blocks that this rank folds."""
+    It divides the sum by the total of ``counts`` (f64). They are read when the call's turn comes, so an earlier call in
+    the queue may fill them. Then it writes the block's sum of squares into ``squares`` (f64, one for each block); those
+    of blocks that other ranks add up are left alone.
+    """
 
-    def __getitem__(self, block: slice) -> Array: ...
+    counts: Array | None = None
+    squares: Array | None = None
+
+    @property
+    def divisor(self) -> float | None:
+        """The total of the counts; None if nothing is divided."""
+        return None if self.counts is None else math.fsum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +44,15 @@ class LaneFold:
     """How the pieces of all ranks become one sum, block by block.
 
     Rank r makes an even part of the ``blocks``, and everybody gets all of them; or each block has its owner in
-    ``owners``, who makes it and is the only one to get it. ``own`` has this rank's only piece as far as this rank folds
-    it; then only what others fold needs to be shown.
+    ``owners``, who makes it and is the only one to get it. ``own`` has blocks of this rank's only piece that need not
+    be in its row, by their numbers: this rank adds them up.
     """
 
     lanes: int
     blocks: Sequence[slice]
-    finish: Finish | None = None
+    finish: Finish = field(default_factory=Finish)
     wire: DType | None = None
-    own: Row | None = None
+    own: Mapping[int, Array] = field(default_factory=dict)
     owners: Sequence[int] | None = None
 
     @property
@@ -52,10 +61,8 @@ class LaneFold:
         return self.owners is not None
 
     def numbers(self, rank: int, size: int) -> Sequence[int]:
-        """The blocks that ``rank`` folds."""
-        if self.owners is None:
-            return range(len(self.blocks))[even_part(len(self.blocks), size, rank)]
-        return [number for number, owner in enumerate(self.owners) if owner == rank]
+        """The blocks that ``rank`` adds up."""
+        return list_added(len(self.blocks), self.owners, rank, size)
 
     def shards(self, size: int) -> list[Shard]:
         """The elements that each rank folds."""
@@ -64,7 +71,7 @@ class LaneFold:
         return cut_shards(self.blocks, self.owners, size)
 
     def add_up(
-        self, rank: int, size: int, rows: Sequence[Row], dtype: DType, out: Array, *, is_packed: bool = False
+        self, rank: int, size: int, rows: Sequence[Array], dtype: DType, out: Array, *, is_packed: bool = False
     ) -> None:
         """Write the sum of all ranks' rows into this rank's blocks of ``out``.
 
@@ -74,9 +81,22 @@ class LaneFold:
         numbers = self.numbers(rank, size)
         blocks = [self.blocks[number] for number in numbers]
         places = end_to_end(map(length_of, blocks)) if is_packed else blocks
+        own_row = sum(count_pieces(self.lanes, size)[:rank])
+        divisor, squares = self.finish.divisor, self.finish.squares
         for number, block, place in zip(numbers, blocks, places, strict=True):
-            look = None if self.finish is None else _look_at(self.finish, number)
-            fold_pieces(dtype, spans, [row[place] for row in rows], out[block], look)
+            inputs = [row[place] for row in rows]
+            if number in self.own:
+                inputs[own_row] = self.own[number]
+            square = fold_pieces(dtype, spans, inputs, out[block], divisor=divisor, is_measured=squares is not None)
+            if squares is not None:
+                squares[number] = square
+
+
+def list_added(count: int, owners: Sequence[int] | None, rank: int, size: int) -> Sequence[int]:
+    """Return the numbers of the blocks, of ``count``, that ``rank`` adds up: its own, or an even part of all."""
+    if owners is None:
+        return range(count)[even_part(count, size, rank)]
+    return [number for number, owner in enumerate(owners) if owner == rank]
 
 
 @lru_cache
@@ -105,11 +125,11 @@ def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fo
         raise ConfigError(f"pieces come from group.allocate(...){out}")
     agreement = runner.open(call, location, shared, is_patient=True)
     row_bytes = len(target) * dtype.itemsize
-    rows: list[Row] = []
+    rows: list[Array] = []
     for index, count in enumerate(count_pieces(fold.lanes, arena.size)):
         source = agreement.posts[index].source
         if index == arena.index:
-            rows.extend(own.reshape(count, -1) if fold.own is None else [fold.own])
+            rows.extend(own.reshape(count, -1))
         elif source:
             shown = arena.pool.read(index, source, 0, count * row_bytes).view(dtype.numpy)
             rows.extend(shown.reshape(count, -1))
@@ -138,9 +158,8 @@ def _collect(
     """This rank's shard of all pieces, packed, one row a piece."""
     rank, counts = runner.rank, count_pieces(fold.lanes, len(shards))
     own_rows = own.reshape(counts[rank], -1)
-    if fold.own is not None:
-        for number in fold.numbers(rank, len(shards)):
-            own_rows[0, fold.blocks[number]] = fold.own[fold.blocks[number]]
+    for number, values in fold.own.items():
+        own_rows[0, fold.blocks[number]] = values
     cut = [_narrow(fold.wire, row[each]) for shard in shards for row in own_rows for each in shard]
     leaving = np.concatenate([np.empty(0, dtype.numpy), *cut])  # there may be no block at all
     lengths = [sum(map(length_of, shard)) for shard in shards]
@@ -155,10 +174,6 @@ def _collect(
 def _pieces_by_rank(lanes: int, size: int) -> list[tuple[range, ...]]:
     owned = [even_part(lanes, size, rank) for rank in range(size)]
     return [pieces(each.start, each.stop, lanes) for each in owned]
-
-
-def _look_at(finish: Finish, number: int) -> Callable[[Array], None]:
-    return lambda values: finish(number, values)
 
 
 def _narrow(wire: DType | None, values: Array) -> Array:

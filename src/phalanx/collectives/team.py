@@ -74,7 +74,7 @@ class Team:
         ``pieces`` has this rank's, one after another.
         """
         if self.size == 1:
-            fold.add_up(0, 1, [pieces if fold.own is None else fold.own], call.signature.dtype, target)
+            fold.add_up(0, 1, [pieces], call.signature.dtype, target)
         elif self._in_arena:
             fold_in_arena(self._in_arena, call, pieces, target, fold)
         else:

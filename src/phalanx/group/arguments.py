@@ -7,6 +7,7 @@ from zlib import crc32
 import numpy as np
 
 from phalanx.buffers import Array, DType, ReduceOp, check
+from phalanx.collectives import Finish
 from phalanx.errors import ConfigError
 
 
@@ -72,6 +73,18 @@ def check_blocks(blocks: Sequence[slice], owners: Sequence[int], length: int, si
                 f"blocks must be slices with elements, in order, apart, and within 0 to {length}: {block} is not"
             )
         end = block.stop
+
+
+def check_finish(finish: Finish | None, blocks: int) -> Finish:
+    """Return what to do with sums; ConfigError unless its arrays are f64, with a square for each block."""
+    if finish is None:
+        return Finish()
+    for name, array in (("counts", finish.counts), ("squares", finish.squares)):
+        if array is not None and array.dtype != np.float64:
+            raise ConfigError(f"the {name} of a Finish are f64, not {array.dtype}: pass an array of float64")
+    if finish.squares is not None and finish.squares.shape != (blocks,):
+        raise ConfigError(f"a Finish has one square for each of the {blocks} blocks, not {finish.squares.shape}")
+    return finish
 
 
 def sum_up_cuts(blocks: Sequence[slice], owners: Sequence[int], lanes: int = 0) -> int:

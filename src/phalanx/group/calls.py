@@ -1,11 +1,11 @@
 """Everything that can be called on a group, in two forms: one that waits, and one that does not."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from phalanx.buffers import Array, DType, ReduceOp
-from phalanx.collectives import Finish, Row
+from phalanx.collectives import Finish
 from phalanx.group.operations import Operation, Operations
 from phalanx.transport import Pending
 
@@ -64,17 +64,33 @@ class Calls(ABC):
         blocks: Sequence[slice] | None = None,
         finish: Finish | None = None,
         wire: DType | str | None = None,
-        own: Row | None = None,
+        own: Mapping[int, Array] | None = None,
         timeout_s: float | None = None,
     ) -> Array:
         """Add up ``lanes`` lanes, of which every rank has an even part: the same bits for any number of ranks.
 
         ``pieces`` has a row for each whole subtree of this rank's lanes (``phalanx.buffers.pieces``) and comes from
-        ``allocate``; ``out`` comes from ``allocate(..., shared=True)``. ``finish(number, values)`` is called with each
-        of the ``blocks`` that this rank adds up, before others see it, and may change it. A rank with a single piece
-        may have those blocks elsewhere: ``own[block]`` gives them, and ``pieces`` need only have the others'.
+        ``allocate``; ``out`` comes from ``allocate(..., shared=True)``. ``finish`` says what the rank that adds up a
+        block does with the sum before others see it. A rank with a single piece may have blocks of it elsewhere, if
+        it is the first to add them up (``blocks_added_first``): ``own`` has them by their numbers, and ``pieces`` need
+        not.
         """
         return self._now(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire, own), timeout_s)
+
+    def fold_lanes_nowait(
+        self,
+        pieces: Array,
+        out: Array,
+        *,
+        lanes: int,
+        blocks: Sequence[slice] | None = None,
+        finish: Finish | None = None,
+        wire: DType | str | None = None,
+        own: Mapping[int, Array] | None = None,
+        timeout_s: float | None = None,
+    ) -> Pending[Array]:
+        """Begin a ``fold_lanes``; leave all its arrays alone until it is done."""
+        return self._later(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire, own), timeout_s)
 
     def scatter_lanes(
         self,
@@ -86,7 +102,7 @@ class Calls(ABC):
         owners: Sequence[int],
         finish: Finish | None = None,
         wire: DType | str | None = None,
-        own: Row | None = None,
+        own: Mapping[int, Array] | None = None,
         timeout_s: float | None = None,
     ) -> Array:
         """Add up lanes as ``fold_lanes`` does, but each block only on its owner: ``owners`` has a rank for each.
@@ -96,6 +112,23 @@ class Calls(ABC):
         """
         operation = self._operations.scatter_lanes(pieces, out, lanes, blocks, owners, finish, wire, own)
         return self._now(operation, timeout_s)
+
+    def scatter_lanes_nowait(
+        self,
+        pieces: Array,
+        out: Array,
+        *,
+        lanes: int,
+        blocks: Sequence[slice],
+        owners: Sequence[int],
+        finish: Finish | None = None,
+        wire: DType | str | None = None,
+        own: Mapping[int, Array] | None = None,
+        timeout_s: float | None = None,
+    ) -> Pending[Array]:
+        """Begin a ``scatter_lanes``; leave all its arrays alone until it is done."""
+        operation = self._operations.scatter_lanes(pieces, out, lanes, blocks, owners, finish, wire, own)
+        return self._later(operation, timeout_s)
 
     def reduce_scatter(
         self,

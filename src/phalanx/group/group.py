@@ -3,28 +3,28 @@
 import atexit
 import copy
 import hashlib
-import os
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Self, TypeVar
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet, WeakValueDictionary, finalize
 
 import numpy as np
 
 from phalanx.buffers import Array, DType
-from phalanx.collectives import Call, Choice, Team
+from phalanx.collectives import Call, Choice, Team, list_added
 from phalanx.errors import ConfigError, Halted, LinkClosed, PeerLost, PhalanxError
 from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
+from phalanx.group.resources import Resources
 from phalanx.group.transaction import commit, halt
 from phalanx.group.world import World, arbitrate
-from phalanx.transport import Deadline, Pending, SerialExecutor
+from phalanx.transport import Deadline, Pending
 from phalanx.wire import Cause, Collective
 
 Result = TypeVar("Result")
@@ -60,30 +60,31 @@ class Group(Calls):
         timeout_s: float,
         leave: Callable[[], None],
         lanes: int | None = None,
+        parent: "Group | None" = None,
     ) -> None:
         self.lanes = lanes
         """Into how many lanes a step is cut; None in a group that takes no steps."""
         self.timeout_s = timeout_s
-        self._leave = leave  # before the links close: others are to hear it from the coordinator first
         self._world = world
+        self._parent = parent  # whose connections a subgroup uses
         self._names = tuple(names)  # what the world calls each rank of this group
         self._team = team
         self._key = key
         self._name = key[:8].hex()
         self._operations = Operations(team)
-        self._lines: dict[Channel | None, SerialExecutor] = {}
+        self._resources = Resources(team, leave)
         self._sequences: Counter[Channel | None] = Counter()
         self._subgroups: WeakSet[Group] = WeakSet()
         self._times_asked: Counter[tuple[int, ...]] = Counter()  # for the same subgroup
-        self._pid = os.getpid()
         self._calls = [0] * (max(Collective) + 1)
         self._seconds = 0.0
         self._failure: PhalanxError | None = None
         self._is_closed = False
-        self._afterwards: list[Callable[[], None]] = []
-        self.companions: list[object] = []
+        self.companions: WeakSet[object] = WeakSet()
         """What was made to work on this group, such as a ``DataParallel``, so that others can find it."""
-        atexit.register(self._close_at_exit)
+        self._when_dropped = finalize(self, self._resources.close_beside)
+        self._when_dropped.atexit = False  # then a group is closed, which is more
+        _open_groups[id(self)] = self
 
     @property
     def rank(self) -> int:
@@ -104,6 +105,35 @@ class Group(Calls):
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks, grouped by who shares memory."""
         return self._team.topology.hosts
+
+    @property
+    def host_position(self) -> tuple[int, int]:
+        """Which of the ranks of its host this rank is, counted from 0, and how many there are."""
+        host = self._team.topology.host_of(self.rank)
+        return host.index(self.rank), len(host)
+
+    def blocks_added_here(self, count: int, owners: Sequence[int] | None = None) -> Sequence[int]:
+        """Return the numbers of the blocks, of ``count``, that this rank adds up in a ``fold_lanes``.
+
+        With ``owners``, in a ``scatter_lanes``. This rank has their sum first, and measures it.
+        """
+        return list_added(count, owners, self.rank, self.size)
+
+    def blocks_added_first(self, count: int, owners: Sequence[int] | None = None) -> Sequence[int]:
+        """Return the numbers of the blocks, of ``count``, of which no other rank reads this rank's pieces.
+
+        Such a piece may lie outside ``pieces``, in ``own``.
+        """
+        return self.blocks_added_here(count, owners)
+
+    def enqueue(self, what: str, function: Callable[..., Result], *arguments: object) -> Pending[Result]:
+        """Have ``function`` called between the collectives that were begun before and those that are begun later.
+
+        It is called in the thread of the ``_nowait`` calls, must not call this group, and must end by itself. ``what``
+        says what it does.
+        """
+        self._check_usable()
+        return self._resources.executor(None, self.rank).submit(what, self._call, function, arguments)
 
     def allocate(
         self, shape: int | Sequence[int], dtype: DType | str | type = np.float32, *, shared: bool = False
@@ -131,7 +161,7 @@ class Group(Calls):
         names = [self._names[rank] for rank in wanted]
         seconds = timeout_s or self.timeout_s
         name = self._names[self.rank]
-        subgroup = make_group(self._world, names, name, key, Deadline.after(seconds), self.timeout_s)
+        subgroup = make_group(self._world, names, name, key, Deadline.after(seconds), self.timeout_s, parent=self)
         self._subgroups.add(subgroup)
         return subgroup
 
@@ -163,23 +193,22 @@ class Group(Calls):
         return Statistics(calls, self._seconds, sent, received, waited)
 
     def close(self) -> None:
-        """Leave the group when what was begun is finished. Closing twice is harmless."""
-        if self._is_closed or os.getpid() != self._pid:  # a forked child has a copy, and no right to close it
+        """Leave the group when what was begun is finished. Closing twice is harmless.
+
+        A group that is dropped without this leaves by itself.
+        """
+        if self._is_closed or self._resources.is_copy:
             return
         for subgroup in list(self._subgroups):
             subgroup.close()
         self._is_closed = True
-        atexit.unregister(self._close_at_exit)
-        for line in self._lines.values():
-            line.close()
-        self._leave()
-        self._team.close()
-        for close in self._afterwards:
-            close()
+        _open_groups.pop(id(self), None)
+        self._when_dropped.detach()
+        self._resources.close()
 
     def on_close(self, close: Callable[[], None]) -> None:
-        """Have ``close`` called when this group has been closed."""
-        self._afterwards.append(close)
+        """Have ``close`` called when this group has been closed. A method does not keep its object alive here."""
+        self._resources.afterwards.append(WeakMethod(close) if isinstance(close, MethodType) else lambda: close)
 
     def __enter__(self) -> Self:
         return self
@@ -188,35 +217,32 @@ class Group(Calls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         is_leaving = error is None or (isinstance(error, SystemExit) and not error.code)
-        if not is_leaving and error is not None and self._failure is None and os.getpid() == self._pid:
+        if not is_leaving and error is not None and self._failure is None and not self._resources.is_copy:
             self._give_up(error)
         self.close()
-
-    def _close_at_exit(self) -> None:
-        """Close as a ``with`` block would: a script that just ends leaves in good order, one that failed says why."""
-        error = getattr(sys, "last_value", None)
-        self.__exit__(error and type(error), error, None)
 
     # Doing
 
     def _now(self, operation: Operation[Result], timeout_s: float | None) -> Result:
         deadline = self._begin(timeout_s)
-        result: Result = self._line(operation).run(operation.signature, self._perform, operation, deadline)
+        executor = self._resources.executor(operation.channel, self.rank)
+        result: Result = executor.run(operation.signature, self._perform, operation, deadline)
         return result
 
     def _later(self, operation: Operation[Result], timeout_s: float | None) -> Pending[Result]:
         deadline = self._begin(timeout_s)
-        return self._line(operation).submit(operation.signature, self._perform, operation, deadline)
+        executor = self._resources.executor(operation.channel, self.rank)
+        return executor.submit(operation.signature, self._perform, operation, deadline)
 
     def _begin(self, timeout_s: float | None) -> Deadline:
         self._check_usable()
         return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
 
-    def _line(self, operation: Operation[Result]) -> SerialExecutor:
-        line = self._lines.get(operation.channel)
-        if line is None:
-            line = self._lines.setdefault(operation.channel, SerialExecutor(f"phalanx-exchange-{self.rank}"))
-        return line
+    def _call(self, function: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
+        """Call a function of the caller's that has come to the head of the queue."""
+        if self._failure is not None:
+            raise copy.copy(self._failure)
+        return function(*arguments)
 
     def _perform(self, operation: Operation[Result], deadline: Deadline) -> Result:
         """Do what has come to the head of its line; only there is it known which call it is."""
@@ -267,6 +293,7 @@ def make_group(
     timeout_s: float,
     leave: Callable[[], None] = lambda: None,
     lanes: int | None = None,
+    parent: Group | None = None,
 ) -> Group:
     """The group of the ranks that the world knows as ``names``, as the one known as ``name`` sees it.
 
@@ -278,4 +305,15 @@ def make_group(
         team = assemble(rank, names, hosts, world.connector, key, deadline, world.epoch)
     except PhalanxError as error:
         raise copy.copy(arbitrate(error, world)) from None
-    return Group(world, names, team, key, timeout_s, leave, lanes)
+    return Group(world, names, team, key, timeout_s, leave, lanes, parent)
+
+
+_open_groups: WeakValueDictionary[int, Group] = WeakValueDictionary()
+
+
+@atexit.register
+def _close_open_groups() -> None:
+    """Close as a ``with`` block would: a script that just ends leaves in good order, one that failed says why."""
+    error = getattr(sys, "last_value", None)
+    for group in reversed(list(_open_groups.values())):
+        group.__exit__(error and type(error), error, None)

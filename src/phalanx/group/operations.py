@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -10,11 +10,12 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from phalanx.buffers import RUN, Array, DType, ReduceOp, even_parts, runs
-from phalanx.collectives import Call, Finish, LaneFold, Row, Team, count_pieces, cut_shards
+from phalanx.collectives import Call, Finish, LaneFold, Team, count_pieces, cut_shards, list_added
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.group.arguments import (
     check_array,
     check_blocks,
+    check_finish,
     check_target,
     check_writable,
     flatten,
@@ -79,12 +80,13 @@ class Operations:
         blocks: Sequence[slice] | None,
         finish: Finish | None,
         wire: DType | str | None,
-        own: Row | None,
+        own: Mapping[int, Array] | None,
     ) -> Operation[Array]:
         """The sum of all lanes, in ``out``."""
         flat, target, dtype = self._lanes(pieces, out, lanes)
         cuts = tuple(runs(slice(0, out.size), RUN)) if blocks is None else blocks
-        fold = LaneFold(lanes, cuts, finish, None if wire is None else parse_wire(wire, dtype), own)
+        narrow = None if wire is None else parse_wire(wire, dtype)
+        fold = LaneFold(lanes, cuts, check_finish(finish, len(cuts)), narrow, self._own(own, cuts, None, pieces))
 
         signature = _signature(Collective.FOLD_LANES, dtype, out.size)
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
@@ -98,12 +100,13 @@ class Operations:
         owners: Sequence[int],
         finish: Finish | None,
         wire: DType | str | None,
-        own: Row | None,
+        own: Mapping[int, Array] | None,
     ) -> Operation[Array]:
         """The sum of all lanes in the blocks that this rank owns, in ``out``."""
         flat, target, dtype = self._lanes(pieces, out, lanes)
         check_blocks(blocks, owners, out.size, self._team.size)
-        fold = LaneFold(lanes, blocks, finish, None if wire is None else parse_wire(wire, dtype), own, owners)
+        narrow, found = None if wire is None else parse_wire(wire, dtype), self._own(own, blocks, owners, pieces)
+        fold = LaneFold(lanes, blocks, check_finish(finish, len(blocks)), narrow, found, owners)
 
         signature = _signature(Collective.SCATTER_LANES, dtype, out.size, cuts=sum_up_cuts(blocks, owners, lanes))
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
@@ -117,6 +120,28 @@ class Operations:
         if pieces.shape != shape:
             raise ConfigError(f"pieces must have shape {shape}, one row a piece, not {pieces.shape}")
         return flat, check_target(out, (out.size,), dtype, "out"), dtype
+
+    def _own(
+        self,
+        own: Mapping[int, Array] | None,
+        blocks: Sequence[slice],
+        owners: Sequence[int] | None,
+        pieces: Array,
+    ) -> Mapping[int, Array]:
+        """Blocks of the only piece that lie elsewhere; ConfigError if this rank does not add them up."""
+        if not own:
+            return {}
+        if len(pieces) != 1:
+            raise ConfigError(f"own is for a rank with one piece, and this one has {len(pieces)}: put them into pieces")
+        added = set(list_added(len(blocks), owners, self._team.rank, self._team.size))
+        for number, values in own.items():
+            if number not in added:
+                raise ConfigError(f"rank {self._team.rank} does not add up block {number}: leave it out of own")
+            shape = (blocks[number].stop - blocks[number].start,)
+            if values.shape != shape or values.dtype != pieces.dtype:
+                found = f"{values.shape} and {values.dtype}"
+                raise ConfigError(f"own[{number}] must have shape {shape} and type {pieces.dtype}, not {found}")
+        return own
 
     def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
         """The reduction of all arrays, in the root's array; the others keep theirs."""

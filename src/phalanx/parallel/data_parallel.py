@@ -56,7 +56,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._frozen = [(name, each) for name, each in parameters if not each.requires_grad]
         self._trained = [(name, each) for name, each in parameters if each.requires_grad and each.numel()]
         self._prepare()
-        group.companions.append(self)
+        group.companions.add(self)
         group.on_close(self.close)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:  # Any: whatever the module takes and gives

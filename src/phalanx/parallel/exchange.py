@@ -1,13 +1,13 @@
 """What an engine needs of others: their pieces added up, their words, and whether a step counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from phalanx.buffers import Array, pieces
-from phalanx.collectives import Finish, Row
+from phalanx.collectives import Finish
 from phalanx.errors import ConfigError, Halted
 from phalanx.group import Group
 from phalanx.parallel.agree import broadcast, compare
@@ -35,11 +35,17 @@ class Exchange(Protocol):
         """Zeroed f32 memory for the sum of a bucket; all ranks call this together."""
 
     def fold(
-        self, number: int, rows: Array, out: Array, cuts: Sequence[slice], finish: Finish, own: Row | None = None
+        self,
+        number: int,
+        rows: Array,
+        out: Array,
+        cuts: Sequence[slice],
+        finish: Finish,
+        own: Mapping[int, Array] | None = None,
     ) -> None:
-        """Add up the pieces of bucket ``number``; ``finish`` sees each cut once among those who share the sum.
+        """Add up the pieces of bucket ``number``, and do what ``finish`` says.
 
-        ``own`` has what this rank itself adds up of its only piece, if that is not in the rows.
+        ``own`` has, by cut, what this rank itself adds up of its only piece, if that is not in the rows.
         """
 
     def add_up(self, row: Array) -> None:
@@ -96,13 +102,19 @@ class GroupExchange:
         out: Array,
         cuts: Sequence[slice],
         finish: Finish,
-        own: Row | None = None,
+        own: Mapping[int, Array] | None = None,
     ) -> None:
         """One call of the group."""
         self.group.fold_lanes(rows[: self._pieces], out, lanes=self.lanes, blocks=cuts, finish=finish, own=own)
 
     def scatter(
-        self, rows: Array, out: Array, cuts: Sequence[slice], owners: Sequence[int], finish: Finish, own: Row | None
+        self,
+        rows: Array,
+        out: Array,
+        cuts: Sequence[slice],
+        owners: Sequence[int],
+        finish: Finish,
+        own: Mapping[int, Array] | None,
     ) -> None:
         """Add up the pieces of a bucket as ``fold`` does, but each cut only for its owner."""
         pieces = rows[: self._pieces]

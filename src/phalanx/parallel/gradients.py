@@ -3,17 +3,16 @@
 If its parameter is sharded, only the pieces that this rank owns become the mean: others need not know them.
 """
 
-import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, DType
+from phalanx.buffers import DType
+from phalanx.collectives import Finish
 from phalanx.group import Group
 from phalanx.parallel.flat import Bucket, Entry, align, lay_out
-from phalanx.parallel.guard import square_norm
 from phalanx.parallel.shards import Ownership
 from phalanx.parallel.slots import NARROW, Slot, as_tensor, dtype_of, make_slot, make_stream, pin
 
@@ -48,33 +47,25 @@ class Parcel:
         elif scale != 1:
             shown.mul_(scale)
 
-        spoilt: set[int] = set()
-
-        def divide(_: int, values: Array) -> None:
-            np.multiply(values, values.dtype.type(1 / group.size), values)
-
-        def divide_and_measure(number: int, values: Array) -> None:
-            divide(number, values)
-            if not math.isfinite(square_norm(values)):
-                spoilt.add(self.origins[number])
-
         rows, out, size, cuts = self.slot.shown, self.slot.folded, group.size, self.cuts
         narrow = wire if self.dtype is torch.float32 else None
+        counts = np.array([size], np.float64)
         if self.owners is not None:
-            finish = divide_and_measure
+            finish = Finish(counts, np.zeros(len(cuts)))
             group.scatter_lanes(rows, out, lanes=size, blocks=cuts, owners=self.owners, finish=finish, wire=narrow)
         else:
             # A narrow sum may be too large for its type, and is divided before it is rounded; others later, in passing.
-            finish_narrow = divide if self._is_narrow else None
-            group.fold_lanes(rows, out, lanes=size, blocks=cuts, finish=finish_narrow, wire=narrow)
+            finish = Finish(counts if self._is_narrow else None)
+            group.fold_lanes(rows, out, lanes=size, blocks=cuts, finish=finish, wire=narrow)
         self.slot.take_back()
-        return spoilt
+        squares = finish.squares
+        return set() if squares is None else {self.origins[number] for number in np.flatnonzero(~np.isfinite(squares))}
 
     def settle(self, size: int) -> None:
         """Put the mean of ``size`` ranks where the gradients are: memory of this rank alone, to be scaled at will."""
         self.slot.wait_until_back()
         if self.owners is None:
-            torch.mul(self.slot.result, 1 if self._is_narrow else 1 / size, out=self.slot.rows[0])
+            torch.div(self.slot.result, 1 if self._is_narrow else size, out=self.slot.rows[0])
         elif self.slot.result.data_ptr() != self.slot.rows.data_ptr():
             self.slot.rows[0].copy_(self.slot.result)
 

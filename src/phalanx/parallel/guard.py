@@ -1,10 +1,8 @@
 """Proof, while training runs, that all ranks hold the same weights; and words for what is wrong when something is."""
 
 import hashlib
-import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from phalanx.buffers import Array, even_part
@@ -14,8 +12,6 @@ from phalanx.wire import odd_one_out
 
 TURN = 64
 """Steps in which every block is looked at once."""
-
-_ROW = 4096
 
 
 class RollingDigest:
@@ -86,19 +82,6 @@ def non_finite(
         parameter=parameter,
         samples=samples,
     )
-
-
-def square_norm(values: Array) -> float:
-    """The sum of squares: of 4,096 values each in f32, and of these in f64; not finite if any value is not.
-
-    All of it in f64 takes five times as long, and a BLAS may share longer products out to as many threads as it likes.
-    """
-    whole = len(values) // _ROW * _ROW
-    rows, rest = values[:whole].reshape(-1, _ROW), values[whole:]
-    total = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.dot(rest, rest))
-    if math.isfinite(total):
-        return total
-    return float(np.square(values, dtype=np.float64).sum())  # squares of large values need more room than f32 has
 
 
 def _sum_of_bits(block: torch.Tensor) -> int:

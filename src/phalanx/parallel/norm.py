@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, runs
+from phalanx.buffers import Array, runs, square_norm
 from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.flat import CUT
-from phalanx.parallel.guard import square_norm
 from phalanx.parallel.shards import Ownership
 from phalanx.parallel.slots import NARROW
 

@@ -1,12 +1,12 @@
 """An exchange through the gradient server, for workers that can only call out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, pieces
-from phalanx.collectives import Finish, Row
+from phalanx.buffers import Array, even_part, pieces, square_norm
+from phalanx.collectives import Finish
 from phalanx.errors import Halted
 from phalanx.gradient_server import WorkerClient
 from phalanx.group import Member
@@ -46,14 +46,25 @@ class StarExchange:
         return np.zeros(length, np.float32)
 
     def fold(
-        self, number: int, rows: Array, out: Array, cuts: Sequence[slice], finish: Finish, own: Row | None = None
+        self,
+        number: int,
+        rows: Array,
+        out: Array,
+        cuts: Sequence[slice],
+        finish: Finish,
+        own: Mapping[int, Array] | None = None,
     ) -> None:
         """One exchange with the server; all cuts are finished here."""
-        assert own is None, "everything travels"
+        assert not own, "everything travels"
         what = self._parts[number] if number < len(self._parts) else gradient.Whole()
         self._send(rows[: self._pieces], what, out)
+        divisor = finish.divisor
+        part = even_part(len(cuts), self.size, self.rank)
         for index, cut in enumerate(cuts):
-            finish(index, out[cut])
+            if divisor is not None:
+                np.divide(out[cut], np.float32(divisor), out=out[cut])
+            if finish.squares is not None and part.start <= index < part.stop:
+                finish.squares[index] = square_norm(out[cut])
 
     def add_up(self, row: Array) -> None:
         """Add up rows of f64, which the server cannot: each worker's words travel to all in a row of their own."""

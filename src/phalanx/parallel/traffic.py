@@ -1,15 +1,15 @@
 """What an engine exchanges in a step, and the thread that does it while backward goes on."""
 
-import math
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from phalanx.buffers import Array, even_part
+from phalanx.collectives import Finish
 from phalanx.parallel.exchange import Exchange, Sharding
 from phalanx.parallel.flat import Bucket
-from phalanx.parallel.guard import square_norm
 from phalanx.parallel.held import Held
 from phalanx.parallel.shards import Ownership
 from phalanx.parallel.slots import Slot, make_slot, make_stream
@@ -52,6 +52,7 @@ class Traffic:
         self._counts = np.zeros(exchange.lanes)
         self._line = SerialExecutor(f"phalanx-exchange-{exchange.rank}")
         self._pending: list[Pending[None]] = []
+        weakref.finalize(self, self._line.close)  # an engine that is dropped has no thread any more
 
     def begin(self) -> None:
         """Begin a step."""
@@ -110,24 +111,22 @@ class Traffic:
     def _fold(self, number: int, slot: Slot, held: Mapping[int, torch.Tensor]) -> None:
         """In the thread: add up a bucket."""
         bucket, is_gradient = self._buckets[number], number < self._gradients
-        squares = self._summary.squares[bucket.first_cut :]
-        own = self._own[number]
-        divisor = np.float32(math.fsum(self._counts) if is_gradient else self._exchange.lanes)
-
-        def finish(cut: int, values: Array) -> None:
-            np.divide(values, divisor, out=values)
-            if is_gradient and cut in own:
-                squares[cut] = square_norm(values)
-
+        if is_gradient:
+            squares = self._summary.squares[bucket.first_cut : bucket.first_cut + len(bucket.cuts)]
+            finish = Finish(self._counts, squares)
+        else:
+            finish = Finish(np.array([self._exchange.lanes], np.float64))
         slot.wait_until_shown()
-        row = Held(bucket, held) if held else None
-        if row:
-            row.show(slot.shown[0], own)
+        own: dict[int, Array] = {}
+        if held:
+            gradients = Held(bucket, held)
+            gradients.show(slot.shown[0], self._own[number])
+            own = {cut: gradients[bucket.cuts[cut]] for cut in self._own[number]}
         if is_gradient and self._sharding:
             owners = self._owners[number]
-            self._sharding.exchange.scatter(slot.shown, slot.folded, bucket.cuts, owners, finish, row)
+            self._sharding.exchange.scatter(slot.shown, slot.folded, bucket.cuts, owners, finish, own)
         else:
-            self._exchange.fold(number, slot.shown, slot.folded, bucket.cuts, finish, row)
+            self._exchange.fold(number, slot.shown, slot.folded, bucket.cuts, finish, own)
         slot.take_back()
 
     def _list_own(self, number: int) -> Collection[int]:
