@@ -26,7 +26,11 @@ def on_every_rank(size, work):
     def live(rank):
         deadline, epoch = Deadline.after(30), Epoch(1)
         try:
-            links = connector.links(bytes(16), rank, [other for other in range(size) if other != rank], deadline, epoch)
+            links = {
+                peer: (connector.dial if rank > peer else connector.accept)(bytes(16), rank, peer, deadline, epoch)
+                for peer in range(size)
+                if peer != rank
+            }
             results[rank] = work(LinkRunner(rank, links, epoch, rank), deadline)
             for link in links.values():
                 link.close()

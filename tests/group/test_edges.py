@@ -191,7 +191,7 @@ def test_while_a_group_forms_the_coordinators_word_is_preferred_to_what_a_link_s
     epoch = Epoch(1)
 
     class Connector:
-        def links(self, *_):
+        def accept(self, *_):
             raise PeerLost("rank 1 closed its connection", peer=1)  # since it heard before us that rank 2 is dead
 
     class Registry:

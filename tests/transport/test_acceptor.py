@@ -45,12 +45,12 @@ def log(caplog):
     return caplog
 
 
-def open_door(stack, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR, **options):
+def open_acceptor(stack, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR, **options):
     return stack.enter_context(closing(Acceptor("127.0.0.1", 0, credentials, purpose, **options)))
 
 
 def attend(at, until, seconds=20):
-    """Stand at a acceptor until something is so, and return who arrived."""
+    """Stand at an acceptor until something is so, and return who arrived."""
     arrived, deadline = [], Deadline.after(seconds)
     while not until(arrived):
         assert not deadline.has_passed, f"still waiting; arrived: {arrived}"
@@ -67,7 +67,7 @@ def one(arrived):
 
 
 def knock(stack, at, data=b""):
-    """Connect to a acceptor, and say something."""
+    """Connect to an acceptor, and say something."""
     connected = stack.enter_context(socket.create_connection((at.address.host, at.address.port)))
     connected.sendall(data)
     return connected
@@ -78,7 +78,7 @@ def dial(at, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR, seconds=20):
 
 
 def greet(stack, at, credentials=WITH_TOKEN, purpose=Purpose.COORDINATOR):
-    """Both ends of a connection through a acceptor: the caller's, and what arrived."""
+    """Both ends of a connection through an acceptor: the caller's, and what arrived."""
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(dial, at, credentials, purpose)
         arrived = attend(at, lambda arrived: arrived or (calling.done() and calling.exception()))
@@ -106,7 +106,7 @@ def origin_of(connected):
 
 @pytest.mark.parametrize("credentials", [WITHOUT, WITH_TOKEN], ids=["without a token", "with a token"])
 def test_who_proves_itself_arrives_with_what_it_says_next(stack, credentials):
-    at = open_door(stack, credentials)
+    at = open_acceptor(stack, credentials)
 
     calling, called, arrival = greet(stack, at, credentials)
     calling.sendall(b"hello")
@@ -114,12 +114,12 @@ def test_who_proves_itself_arrives_with_what_it_says_next(stack, credentials):
 
     assert called.recv(100) == b"hello"
     assert arrival.origin == origin_of(calling)
-    assert (arrival.opening, arrival.tag) == (b"", None)
+    assert arrival.opening == b""
     assert at.next_due is None
 
 
 def test_who_arrives_never_waits_and_who_called_does(stack):
-    calling, called, _ = greet(stack, open_door(stack))
+    calling, called, _ = greet(stack, open_acceptor(stack))
 
     assert not called.getblocking()
     assert calling.gettimeout() is None
@@ -142,7 +142,7 @@ STRANGERS = {
 @pytest.mark.parametrize("stranger", STRANGERS)
 @pytest.mark.parametrize("piece_bytes", [1000, 1], ids=["at once", "byte by byte"])
 def test_a_stranger_is_told_why_it_is_sent_away_and_logged(stack, log, stranger, piece_bytes):
-    at = open_door(stack)
+    at = open_acceptor(stack)
     data, words = STRANGERS[stranger]
     calling = knock(stack, at)
 
@@ -161,7 +161,7 @@ def test_a_stranger_is_told_why_it_is_sent_away_and_logged(stack, log, stranger,
 
 @pytest.mark.parametrize("data", [b"", b"PHLX", Handshake.client(Purpose.COORDINATOR, TOKEN, NONCE).begin()])
 def test_who_hangs_up_is_logged(stack, log, data):
-    at = open_door(stack)
+    at = open_acceptor(stack)
     calling = knock(stack, at, data)
     origin = origin_of(calling)
     calling.close()
@@ -174,7 +174,7 @@ def test_who_hangs_up_is_logged(stack, log, data):
 @pytest.mark.parametrize("data", [b"", b"PHLX", Handshake.client(Purpose.COORDINATOR, TOKEN, NONCE).begin()])
 def test_who_falls_silent_is_sent_away(stack, log, monkeypatch, data):
     monkeypatch.setattr(acceptor, "_PATIENCE_S", 0.02)
-    at = open_door(stack)
+    at = open_acceptor(stack)
     calling = knock(stack, at, data)
 
     attend(at, lambda _: log.records)
@@ -185,7 +185,7 @@ def test_who_falls_silent_is_sent_away(stack, log, monkeypatch, data):
 
 def test_who_was_not_attended_to_in_time_gets_its_time_anew(stack, log, monkeypatch):
     monkeypatch.setattr(acceptor, "_PATIENCE_S", -5.0)
-    at = open_door(stack)
+    at = open_acceptor(stack)
     client = Handshake.client(Purpose.COORDINATOR, TOKEN, NONCE)
     calling = knock(stack, at)
     attend(at, lambda _: at.next_due is not None)
@@ -199,7 +199,7 @@ def test_who_was_not_attended_to_in_time_gets_its_time_anew(stack, log, monkeypa
 
 def test_when_too_many_come_the_oldest_that_has_not_proven_itself_goes(stack, log, monkeypatch):
     monkeypatch.setattr(acceptor, "_MOST_UNPROVEN", 2)
-    at = open_door(stack)
+    at = open_acceptor(stack)
     callers = [knock(stack, at) for _ in range(3)]
 
     attend(at, lambda _: log.records)
@@ -210,7 +210,7 @@ def test_when_too_many_come_the_oldest_that_has_not_proven_itself_goes(stack, lo
 
 
 def test_a_thousand_probes_do_not_keep_a_worker_out(stack, log):
-    at = open_door(stack)
+    at = open_acceptor(stack)
     for _ in range(1000):
         with socket.create_connection((at.address.host, at.address.port)):
             pass
@@ -221,9 +221,9 @@ def test_a_thousand_probes_do_not_keep_a_worker_out(stack, log):
     assert arrival.origin == origin_of(calling)
 
 
-def test_without_descriptors_a_door_pauses_instead_of_spinning(stack, log, monkeypatch):
+def test_without_descriptors_an_acceptor_pauses_instead_of_spinning(stack, log, monkeypatch):
     monkeypatch.setattr(acceptor, "_PAUSE_S", 0.02)
-    at = open_door(stack)
+    at = open_acceptor(stack)
     knock(stack, at)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with os.fdopen(os.dup(0)) as last:  # the lowest that is free, so that none is
@@ -244,7 +244,7 @@ def test_without_descriptors_a_door_pauses_instead_of_spinning(stack, log, monke
 
 
 def test_a_peer_of_another_wire_is_let_in_with_what_was_read_of_it(stack):
-    at = open_door(stack, knows_foreign=lambda opening: opening == b"SEED\x00")
+    at = open_acceptor(stack, knows_foreign=lambda opening: opening == b"SEED\x00")
     knock(stack, at, b"SEED\x00 and more")
 
     arrival = attend(at, one)[0]
@@ -256,7 +256,7 @@ def test_a_peer_of_another_wire_is_let_in_with_what_was_read_of_it(stack):
 
 def test_who_knows_another_wire_still_lets_in_our_own(stack):
     openings = []
-    at = open_door(stack, knows_foreign=openings.append)
+    at = open_acceptor(stack, knows_foreign=openings.append)
 
     _, _, arrival = greet(stack, at)
 
@@ -270,14 +270,14 @@ def test_without_a_token_nobody_listens_to_other_machines(host):
         Acceptor(host, 0, WITHOUT, Purpose.LINK)
 
 
-def test_with_a_token_a_door_may_face_other_machines(stack):
+def test_with_a_token_an_acceptor_may_face_other_machines(stack):
     at = stack.enter_context(closing(Acceptor(EVERYWHERE, 0, WITH_TOKEN, Purpose.LINK)))
 
     assert at.address.host == EVERYWHERE
 
 
-def test_closing_a_door_twice_hangs_up_on_who_waits_there(stack):
-    at = open_door(stack)
+def test_closing_an_acceptor_twice_hangs_up_on_who_waits_there(stack):
+    at = open_acceptor(stack)
     calling = knock(stack, at)
     attend(at, lambda _: at.next_due is not None)
 
@@ -296,7 +296,7 @@ def test_closing_a_door_twice_hangs_up_on_who_waits_there(stack):
     ],
 )
 def test_who_is_refused_at_the_only_address_gives_up_at_once(stack, credentials, purpose, kind, words):
-    at = open_door(stack)
+    at = open_acceptor(stack)
 
     with attended(at), pytest.raises(kind, match=words) as caught:
         dial(at, credentials, purpose, seconds=600)
@@ -329,7 +329,7 @@ def answering(stack, answer):
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n"], ids=["silence", "HTTP"])
 def test_a_stranger_at_the_first_address_does_not_hide_the_second(stack, monkeypatch, answer):
     monkeypatch.setattr(tcp, "_ATTEMPT_S", 0.1)
-    at = open_door(stack)
+    at = open_acceptor(stack)
     addresses = [answering(stack, answer), at.address]
 
     with attended(at), call(addresses, Deadline.after(20), WITH_TOKEN, Purpose.COORDINATOR, whom="it") as connected:
@@ -366,33 +366,9 @@ def test_a_revoked_epoch_ends_a_call(stack):
         call([answering(stack, b"")], Deadline.after(600), WITHOUT, Purpose.LINK, whom="rank 4", epoch=epoch)
 
 
-def test_a_door_calls_another_without_waiting(stack):
-    here, there = open_door(stack), open_door(stack)
-    here.dial(knock(stack, there), "rank 0", "tag")
-
-    arrived = []
-    called = attend(there, lambda called: arrived.extend(here.arrivals()) or (arrived and called))
-
-    for each in (*arrived, *called):
-        each.socket.close()
-    assert [(each.origin, each.tag) for each in arrived] == [("rank 0", "tag")]
-
-
-def test_a_call_that_is_refused_comes_back_with_its_tag(stack):
-    here, there = open_door(stack, Credentials(OTHER_TOKEN)), open_door(stack)
-    here.dial(knock(stack, there), "rank 0", "tag")
-
-    refusals = []
-    attend(there, lambda _: here.arrivals() or refusals.extend(here.refusals()) or refusals)
-
-    assert refusals[0].tag == "tag"
-    assert isinstance(refusals[0].error, AuthError)
-    assert here.refusals() == []
-
-
 @needs_openssl
 def test_both_sides_prove_themselves_over_tls(stack, with_tls):
-    at = open_door(stack, with_tls)
+    at = open_acceptor(stack, with_tls)
 
     calling, called, _ = greet(stack, at, with_tls)
     calling.sendall(b"hello")
@@ -406,7 +382,7 @@ def test_both_sides_prove_themselves_over_tls(stack, with_tls):
 def test_links_over_tls_keep_the_contract(with_tls):
     def make_pair():
         with ExitStack() as stack:
-            calling, called, _ = greet(ExitStack(), open_door(stack, with_tls), with_tls)
+            calling, called, _ = greet(ExitStack(), open_acceptor(stack, with_tls), with_tls)
         return StreamLink(calling, 1), StreamLink(called, 0)
 
     check_link(make_pair)
@@ -415,7 +391,7 @@ def test_links_over_tls_keep_the_contract(with_tls):
 @needs_openssl
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
 def test_who_fails_at_tls_is_logged(stack, log, with_tls, data):
-    at = open_door(stack, with_tls)
+    at = open_acceptor(stack, with_tls)
     calling = knock(stack, at, data)
     origin = origin_of(calling)
     calling.close()
@@ -428,7 +404,7 @@ def test_who_fails_at_tls_is_logged(stack, log, with_tls, data):
 
 @needs_openssl
 def test_a_certificate_of_another_authority_is_refused(stack, log, tmp_path, with_tls):
-    at = open_door(stack, with_tls)
+    at = open_acceptor(stack, with_tls)
     other = make_certificate(tmp_path, make_authority(tmp_path, "other"), "stranger")
     strangers = Tls(other.cert, other.key, with_tls.tls.ca)  # who knows the server, but is not known to it
 
@@ -440,7 +416,7 @@ def test_a_certificate_of_another_authority_is_refused(stack, log, tmp_path, wit
 
 @needs_openssl
 def test_tls_on_the_caller_s_side_only_is_refused_at_once(stack, with_tls):
-    at = open_door(stack)
+    at = open_acceptor(stack)
 
     with attended(at), pytest.raises(AuthError, match="TLS failed: do both sides use it"):
         dial(at, with_tls, seconds=600)
@@ -448,7 +424,7 @@ def test_tls_on_the_caller_s_side_only_is_refused_at_once(stack, with_tls):
 
 @needs_openssl
 def test_tls_on_the_other_side_only_is_thought_of(stack, with_tls):
-    at = open_door(stack, with_tls)
+    at = open_acceptor(stack, with_tls)
 
     with attended(at), pytest.raises(ConnectError, match=r"it hung up on us; do both sides use TLS\?"):
         dial(at, seconds=0.5)

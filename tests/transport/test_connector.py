@@ -1,3 +1,4 @@
+import hashlib
 import logging
 import socket
 import threading
@@ -8,21 +9,23 @@ import pytest
 from certificates import make_authority, make_certificate, needs_openssl
 from link_pairs import send_all
 
-from phalanx.errors import ConnectError, PeerLost
+from phalanx.errors import ConnectError, LinkClosed, PeerLost
 from phalanx.transport import (
     Acceptor,
     Credentials,
     Deadline,
     Epoch,
+    LazyLink,
     MemoryConnector,
     TcpConnector,
     Tls,
     call,
+    memory_pair,
     wait_for_links,
 )
 from phalanx.wire import HEADER_BYTES, Address, Header, Kind, Leave, LinkHello, Purpose, Tag, decode, encode
 
-KEY, LATER_KEY, WRONG_KEY = bytes(16), b"l" * 16, b"w" * 16
+KEY, LATER_KEY, WRONG_KEY, EPOCH_KEY = bytes(16), b"l" * 16, b"w" * 16, b"e" * 16
 TOKEN, OTHER_TOKEN = b"a token that is long enough", b"another that is long enough"
 SIZE = 3
 
@@ -56,7 +59,10 @@ def epoch(stack):
 def open_connectors(stack, size=SIZE, credentials=None):
     acceptors = [Acceptor("127.0.0.1", 0, each, Purpose.LINK) for each in credentials or [Credentials(TOKEN)] * size]
     addresses = {rank: [acceptor.address] for rank, acceptor in enumerate(acceptors)}
-    return [stack.enter_context(closing(TcpConnector(acceptor, addresses))) for acceptor in acceptors]
+    return [
+        stack.enter_context(closing(TcpConnector(acceptor, addresses, LinkHello(1, rank, EPOCH_KEY))))
+        for rank, acceptor in enumerate(acceptors)
+    ]
 
 
 def knock(stack, connector, data):
@@ -68,26 +74,12 @@ def knock(stack, connector, data):
 
 
 def visit(stack, connector, data):
-    """Prove ourselves to a connector as soon as somebody is there, and say something."""
-
-    def work():
-        connected = call(
-            [connector._acceptor.address], Deadline.after(20), Credentials(TOKEN), Purpose.LINK, whom="a connector"
-        )
-        stack.enter_context(connected)
-        connected.sendall(data)
-        return connected
-
-    return stack.enter_context(ThreadPoolExecutor(1)).submit(work)
-
-
-def wait_for_visits(connector, visits, epoch):
-    """Stand in the connector until all callers have said what they have to say."""
-    have_spoken = False
-    while not have_spoken:
-        have_spoken = all(visit.done() for visit in visits)
-        with pytest.raises(ConnectError):  # once more when all have, so that they are heard
-            connector.links(b"n" * 16, 0, [7], Deadline.after(0.02), epoch)
+    """Prove ourselves to a connector, and say something."""
+    where = [connector._acceptor.address]
+    connected = call(where, Deadline.after(20), Credentials(TOKEN), Purpose.LINK, whom="a connector")
+    stack.enter_context(connected)
+    connected.sendall(data)
+    return connected
 
 
 def hear(link, epoch):
@@ -104,9 +96,10 @@ def link_all(connectors, key=KEY):
     def work(rank):
         peers = [peer for peer in range(len(connectors)) if peer != rank]
         with closing(Epoch(1)) as epoch, ExitStack() as links:
-            linked = connectors[rank].links(key, rank, peers, Deadline.after(10), epoch)
-            for link in linked.values():
-                links.callback(link.close)
+            linked = {}
+            for peer in peers:
+                make = connectors[rank].dial if rank > peer else connectors[rank].accept
+                linked[peer] = links.enter_context(closing(make(key, rank, peer, Deadline.after(10), epoch)))
             assert all(link.peer == peer for peer, link in linked.items())
             for link in linked.values():
                 send_all(link, bytes([rank]))
@@ -148,10 +141,10 @@ def test_a_stranger_does_not_keep_ranks_from_being_linked(stack, stranger):
 
 
 @pytest.mark.parametrize("lost", LOST)
-def test_who_is_wrong_here_does_not_keep_ranks_from_being_linked(stack, epoch, lost):
+def test_who_is_wrong_here_does_not_keep_ranks_from_being_linked(stack, lost):
     connectors = open_connectors(stack)
     for connector in connectors:
-        wait_for_visits(connector, [visit(stack, connector, LOST[lost])], epoch)
+        visit(stack, connector, LOST[lost])
 
     assert link_all(connectors) == EVERYBODY
 
@@ -165,34 +158,37 @@ def test_strangers_that_hang_up_do_not_keep_ranks_from_being_linked(stack):
     assert link_all(connectors) == EVERYBODY
 
 
-def test_a_stranger_is_sent_away_and_named_in_the_log(stack, epoch, caplog):
+def test_a_stranger_is_sent_away_and_named_in_the_log(stack, caplog):
     connector = open_connectors(stack, size=1)[0]
-    stranger = knock(stack, connector, STRANGERS["HTTP"])
-    visit(stack, connector, encode(LinkHello(epoch=1, rank=2, key=KEY)))
 
     with caplog.at_level(logging.WARNING, "phalanx"):
-        linked = connector.links(KEY, 0, [2], Deadline.after(10), epoch)
+        stranger = knock(stack, connector, STRANGERS["HTTP"])
+        answer = stranger.makefile("rb").read()
 
-    linked[2].close()
-    assert b"this looks like HTTP" in stranger.makefile("rb").read()
+    assert b"this looks like HTTP" in answer
     assert f"refused a connection from 127.0.0.1:{stranger.getsockname()[1]}" in caplog.text
     assert "this looks like HTTP" in caplog.text
 
 
 def test_a_rank_with_another_token_is_not_linked(stack, epoch, caplog):
     connectors = open_connectors(stack, credentials=[Credentials(TOKEN), Credentials(OTHER_TOKEN)])
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(connectors[0].links, KEY, 0, [1], Deadline.after(0.5), epoch)
 
-        with (
-            pytest.raises(ConnectError, match="no link to rank 0: the token is wrong") as caught,
-            closing(Epoch(1)) as own_epoch,
-        ):
-            connectors[1].links(KEY, 1, [0], Deadline.after(600), own_epoch)
+    with pytest.raises(ConnectError, match=r"no link to rank 0: .*the token is wrong") as caught:
+        connectors[1].dial(KEY, 1, 0, Deadline.after(600), epoch)
+
+    connectors[0].close()  # when its thread is over, it has said so
+    assert caught.value.peer == 0
+    assert "the token is wrong" in caplog.text
+
+
+def test_a_rank_of_another_epoch_is_not_linked(stack, epoch):
+    connectors = open_connectors(stack, 2)
+    connectors[0]._own = LinkHello(1, 0, WRONG_KEY)
+
+    with pytest.raises(ConnectError, match="a process of another group answers there") as caught:
+        connectors[1].dial(KEY, 1, 0, Deadline.after(0.1), epoch)
 
     assert caught.value.peer == 0
-    assert isinstance(waiting.exception(), ConnectError)
-    assert "the token is wrong" in caplog.text
 
 
 def test_a_stranger_at_a_peer_s_first_address_does_not_hide_the_second(stack):
@@ -212,38 +208,45 @@ def test_a_stranger_at_a_peer_s_first_address_does_not_hide_the_second(stack):
     assert linked == [{1: 1}, {0: 0}]
 
 
-def test_a_rank_that_comes_late_does_not_hold_up_the_others(stack, epoch):
+def test_who_dials_need_not_wait_until_the_peer_accepts(stack, epoch):
+    connectors = open_connectors(stack, 2)
+
+    now, later = (connectors[1].dial(key, 1, 0, Deadline.after(10), epoch) for key in (KEY, LATER_KEY))
+    send_all(later, b"\x07")
+
+    with (
+        closing(now),
+        closing(later),
+        closing(connectors[0].accept(LATER_KEY, 0, 1, Deadline.after(10), epoch)) as link,
+    ):
+        assert hear(link, epoch) == 7
+
+
+def test_two_threads_wait_for_calls_at_the_same_time(stack, epoch):
     connectors = open_connectors(stack)
-    with ThreadPoolExecutor(1) as pool, closing(Epoch(1)) as own_epoch:
-        linking = pool.submit(connectors[2].links, KEY, 2, [0, 1], Deadline.after(20), own_epoch)
+    with ThreadPoolExecutor(2) as pool:
+        accepting = [pool.submit(connectors[0].accept, KEY, 0, peer, Deadline.after(20), epoch) for peer in (1, 2)]
 
-        links = [connectors[rank].links(KEY, rank, [2], Deadline.after(20), epoch)[2] for rank in (1, 0)]
+        links = [connectors[peer].dial(KEY, peer, 0, Deadline.after(20), epoch) for peer in (2, 1)]
 
-        links += linking.result().values()
+        links += [each.result() for each in accepting]
     for link in links:
         link.close()
 
 
-def test_who_calls_early_for_a_later_key_is_kept(stack, epoch):
-    connector = open_connectors(stack, size=1)[0]
-    early = visit(stack, connector, encode(LinkHello(epoch=1, rank=1, key=LATER_KEY)))
-    wait_for_visits(connector, [early], epoch)
-    visit(stack, connector, encode(LinkHello(epoch=1, rank=2, key=KEY)))
+def test_a_hello_is_answered_with_proof_of_the_same_epoch(stack):
+    calling = visit(stack, open_connectors(stack, size=1)[0], encode(LinkHello(epoch=1, rank=1, key=KEY)))
 
-    now = connector.links(KEY, 0, [2], Deadline.after(10), epoch)
-    later = connector.links(LATER_KEY, 0, [1], Deadline.after(10), epoch)
+    answer = calling.makefile("rb").read(115)
 
-    now[2].close()
-    later[1].close()
-    answer = early.result().makefile("rb").read()
-    assert decode(answer[HEADER_BYTES:]) == LinkHello(epoch=1, rank=0, key=LATER_KEY)
+    assert decode(answer[HEADER_BYTES:]) == LinkHello(1, 0, hashlib.sha256(EPOCH_KEY + KEY).digest()[:16])
 
 
 def test_bytes_that_follow_a_hello_belong_to_the_link(stack, epoch):
     connector = open_connectors(stack, size=1)[0]
     visit(stack, connector, encode(LinkHello(epoch=1, rank=1, key=KEY)) + b"\x01and more")
 
-    link = connector.links(KEY, 0, [1], Deadline.after(10), epoch)[1]
+    link = connector.accept(KEY, 0, 1, Deadline.after(10), epoch)
     heard = hear(link, epoch)
 
     link.close()
@@ -254,43 +257,61 @@ def test_a_hello_may_come_in_pieces(stack, epoch):
     connector = open_connectors(stack, size=1)[0]
     hello = encode(LinkHello(epoch=1, rank=1, key=KEY))
     calling = visit(stack, connector, hello[:10])
+    visit(stack, connector, encode(LinkHello(epoch=1, rank=2, key=KEY)))
+    connector.accept(KEY, 0, 2, Deadline.after(10), epoch).close()  # by now the first part was read
 
-    wait_for_visits(connector, [calling], epoch)
-    calling.result().sendall(hello[10:])
-    linked = connector.links(KEY, 0, [1], Deadline.after(10), epoch)
+    calling.sendall(hello[10:])
 
-    linked[1].close()
-    assert list(linked) == [1]
+    connector.accept(KEY, 0, 1, Deadline.after(10), epoch).close()
 
 
-def test_peers_that_do_not_come_are_named(stack, epoch):
-    connector = open_connectors(stack, size=1)[0]
-
-    with pytest.raises(ConnectError, match=r"no link to rank 1, rank 2 within 0.02 s") as caught:
-        connector.links(KEY, 0, [1, 2], Deadline.after(0.02), epoch)
+@pytest.mark.parametrize("make_connector", [lambda stack: open_connectors(stack, 1)[0], lambda _: MemoryConnector()])
+def test_a_peer_that_does_not_come_is_named(stack, epoch, make_connector):
+    with pytest.raises(ConnectError, match=r"no link to rank 1 within 0.02 s") as caught:
+        make_connector(stack).accept(KEY, 0, 1, Deadline.after(0.02), epoch)
 
     assert caught.value.peer == 1
 
 
 @pytest.mark.parametrize("make_connector", [lambda stack: open_connectors(stack, 2)[1], lambda _: MemoryConnector()])
-def test_a_revoked_epoch_ends_the_wait_for_peers(stack, epoch, make_connector):
+@pytest.mark.parametrize("how", ["dial", "accept"])
+def test_a_revoked_epoch_ends_the_wait_for_a_peer(stack, epoch, make_connector, how):
     connector = make_connector(stack)
     epoch.revoke(PeerLost("rank 0 went away", peer=0))
 
     with pytest.raises(PeerLost, match="rank 0 went away"):
-        connector.links(KEY, 1, [0], Deadline.after(10), epoch)
+        getattr(connector, how)(KEY, 1, 0, Deadline.after(10), epoch)
 
 
-def test_a_memory_peer_that_does_not_come_is_named(epoch):
-    with pytest.raises(ConnectError, match="rank 0 did not come") as caught:
-        MemoryConnector().links(KEY, 1, [0], Deadline.after(0.02), epoch)
+def test_a_revoked_epoch_ends_a_dial_that_nobody_answers(stack, epoch):
+    connectors = open_connectors(stack, 2)
+    silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    connectors[1]._addresses[0][:] = [Address(host="127.0.0.1", port=silent.getsockname()[1])]
+    with ThreadPoolExecutor(1) as pool:
+        dialling = pool.submit(connectors[1].dial, KEY, 1, 0, Deadline.after(600), epoch)
+        stack.enter_context(silent.accept()[0])
+
+        epoch.revoke(PeerLost("rank 2 went away", peer=2))
+
+        with pytest.raises(PeerLost, match="rank 2 went away"):
+            dialling.result(timeout=2)  # not only when the attempt is over
+
+
+@pytest.mark.parametrize("how", ["dial", "accept"])
+def test_a_peer_that_has_left_is_not_waited_for(stack, epoch, how):
+    connectors = open_connectors(stack, 2)
+    connectors[0].close()
+    epoch.leave(0)
+
+    with pytest.raises(PeerLost, match="rank 0 left the group") as caught:
+        getattr(connectors[1], how)(KEY, 1, 0, Deadline.after(600), epoch)
 
     assert caught.value.peer == 0
 
 
 def test_links_in_memory_that_nobody_came_for_are_dropped(epoch):
     connector = MemoryConnector()
-    link = connector.links(KEY, 0, [1], Deadline.after(10), epoch)[1]
+    link = connector.dial(KEY, 0, 1, Deadline.after(10), epoch)
 
     connector.close()
     connector.close()
@@ -299,13 +320,37 @@ def test_links_in_memory_that_nobody_came_for_are_dropped(epoch):
         link.receive_nowait(memoryview(bytearray(1)))
 
 
-def test_closing_a_lobby_twice_drops_whoever_waits_there(stack, epoch):
+def test_a_connector_that_is_closed_twice_has_hung_up_on_everybody_and_ended_its_thread(stack, epoch):
     connector = open_connectors(stack, size=1)[0]
     waiting = [knock(stack, connector, STRANGERS[name]) for name in ("silence", "half an opening")]
-    lost = [visit(stack, connector, LOST[name]) for name in ("half a hello", "another key")]
-    wait_for_visits(connector, lost, epoch)
+    waiting += [visit(stack, connector, LOST[name]) for name in ("half a hello", "nothing")]
+    visit(stack, connector, encode(LinkHello(epoch=1, rank=2, key=KEY)))
+    connector.accept(KEY, 0, 2, Deadline.after(10), epoch).close()  # by now all were let in
 
     connector.close()
     connector.close()
 
-    assert [connected.recv(1) for connected in (*waiting, *(each.result() for each in lost))] == [b""] * 4
+    assert [connected.recv(1) for connected in waiting] == [b""] * 4
+    assert not connector._thread.is_alive()
+
+
+def test_a_lazy_link_is_made_when_it_is_first_needed_and_only_once():
+    made = []
+
+    def make(deadline):
+        made.append(memory_pair(0, 1))
+        return made[-1][0]
+
+    link = LazyLink(1, make)
+    assert not made
+
+    link.make(Deadline.after(10))
+    link.make(Deadline.after(10))
+    link.send_nowait(memoryview(b"x"))
+    link.close()
+
+    (_, theirs) = made[0]
+    with closing(theirs):
+        assert theirs.receive_nowait(memoryview(bytearray(1))) == 1
+    with pytest.raises(LinkClosed, match="the link to rank 1 was closed on this side"):
+        LazyLink.make(link, Deadline.after(10))

@@ -6,7 +6,7 @@ from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, Costs, Topology, choose
 from phalanx.collectives.lanes import Finish, LaneFold, count_pieces, list_added
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
-from phalanx.collectives.run import LinkRunner
+from phalanx.collectives.run import LinkRunner, tell_all
 from phalanx.collectives.shared import ArenaRunner
 from phalanx.collectives.team import Team
 
@@ -34,5 +34,6 @@ __all__ = [
     "pair",
     "ring",
     "star",
+    "tell_all",
     "tree",
 ]

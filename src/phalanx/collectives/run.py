@@ -1,17 +1,20 @@
 """Carrying out plans over links: all sends and receives of a round at once, in bounded runs, in one thread."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
+import numpy as np
+
 from phalanx.buffers import Array, DType, ReduceOp, as_bytes
-from phalanx.collectives import direct
+from phalanx.collectives import direct, tree
 from phalanx.collectives.call import Call
 from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Store
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then, length_of
-from phalanx.errors import DeadlineExceeded
-from phalanx.transport import Deadline, Epoch, Link, Wait, wait_for_links
-from phalanx.wire import HEADER_BYTES, Collective, Header, Kind, Tag
+from phalanx.errors import ConnectError, DeadlineExceeded
+from phalanx.transport import Deadline, Epoch, LazyLink, Link, Wait, wait_for_links
+from phalanx.wire import HEADER_BYTES, Collective, Header, Kind, Signature, Tag
 
 _PATIENCE_S = 1.0
 """How long a rank waits before it asks whether everybody is in the same call."""
@@ -31,6 +34,7 @@ class LinkRunner:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.waited_s = {link.peer: 0.0 for link in links.values()}
+        self._unmade = {peer: link for peer, link in links.items() if isinstance(link, LazyLink)}
 
     def run(
         self, plan: Plan, call: Call, source: Array, target: Array, dtype: DType, op: ReduceOp | None = None
@@ -43,6 +47,8 @@ class LinkRunner:
         if call.signature.count == 0 and call.signature.collective not in _EMPTY_BY_PLAN:
             plan = direct.barrier(self.rank, len(self.links) + 1)  # ranks that have something must notice
         for number, planned in enumerate(plan.rounds):
+            if self._unmade:
+                self._make_links(planned, call)
             tag = Tag(self.epoch.number, call.sequence, number)
             outgoing = self._outgoing(planned, tag, call, source)
             sinks = self._stores(planned, tag, call, target)
@@ -50,6 +56,31 @@ class LinkRunner:
                 leaving = planned.sends if source is target else ()
                 sinks += self._folds(planned, tag, call, target, Folding(op, dtype, len(self.links) + 1), leaving)
             self._move(outgoing, sinks, call)
+
+    def _make_links(self, planned: Round, call: Call) -> None:
+        """Make the links that a round needs and that were never needed before.
+
+        Lower ranks come first: those are dialled, which never has to wait for what the peer does. So no two ranks
+        can block each other.
+        """
+        needed = (
+            {each.peer for each in planned.sends} | {each.peer for each in planned.receives}
+        ) & self._unmade.keys()
+        for link in sorted([self._unmade.pop(peer) for peer in needed], key=lambda link: link.peer):
+            if not link.is_made:
+                self._make_link(link, call)
+
+    def _make_link(self, link: LazyLink, call: Call) -> None:
+        with self._waiting((link.peer,), call):
+            try:
+                link.make(min(Deadline.after(_PATIENCE_S), call.deadline, key=_moment))
+            except ConnectError:
+                self.epoch.suspect_mismatch()  # a peer that is in another call may not need this link
+                try:
+                    link.make(call.deadline)
+                except ConnectError as error:
+                    words = f"rank {link.peer} did not come to {call} within {call.deadline.seconds:g} s: {error}"
+                    raise DeadlineExceeded(words, peer=link.peer) from error
 
     def _outgoing(self, planned: Round, tag: Tag, call: Call, source: Array) -> list[Outgoing]:
         outgoing = []
@@ -104,22 +135,42 @@ class LinkRunner:
 
     def _wait(self, sending: Sequence[Link], receiving: Sequence[Link], call: Call) -> None:
         waiting_for = tuple(link.peer for link in (receiving or sending))
-        self.epoch.begin_wait(Wait(waiting_for, call, call.group, call.sequence))
+        with self._waiting(waiting_for, call):
+            patience = Deadline.after(_PATIENCE_S)
+            if not wait_for_links(sending, receiving, min(patience, call.deadline, key=_moment), self.epoch):
+                self.epoch.suspect_mismatch()  # two ranks that both wait to receive would never learn of it
+                if not wait_for_links(sending, receiving, call.deadline, self.epoch):
+                    self._give_up(waiting_for, call)
+
+    @contextmanager
+    def _waiting(self, peers: tuple[int, ...], call: Call) -> Iterator[None]:
+        """Say whom this rank waits for, and count how long. After an error the wait stays on record."""
+        self.epoch.begin_wait(Wait(peers, call, call.group, call.sequence))
         began = time.perf_counter()
-        patience = Deadline.after(_PATIENCE_S)
-        if not wait_for_links(sending, receiving, min(patience, call.deadline, key=_moment), self.epoch):
-            self.epoch.suspect_mismatch()  # two ranks that both wait to receive would never learn that they disagree
-            if not wait_for_links(sending, receiving, call.deadline, self.epoch):
-                self._give_up(waiting_for, call)
+        yield
         self.epoch.end_wait()
         elapsed = time.perf_counter() - began
-        for peer in waiting_for:
+        for peer in peers:
             self.waited_s[peer] += elapsed
 
     def _give_up(self, late: Sequence[int], call: Call) -> NoReturn:
         names = " and ".join(f"rank {peer}" for peer in late)
         words = f"{names} did not go on with {call} within {call.deadline.seconds:g} s"
         raise DeadlineExceeded(words, peer=late[0])
+
+
+def tell_all(runner: LinkRunner, words: Array, deadline: Deadline) -> Array:
+    """Return the words of every rank, by rank, for setting up: that is call 0, so people's own calls begin at 1.
+
+    A table, all rows but the own one zero, is added up along a tree, so that few links have to be made.
+    """
+    size = len(runner.links) + 1
+    table = np.zeros((size, len(words)), np.int64)
+    table[runner.rank] = words
+    flat = table.reshape(-1)
+    call = Call(Signature(Collective.ALL_REDUCE, DType.I64, len(flat), ReduceOp.SUM), 0, deadline)
+    runner.run(tree.all_reduce(runner.rank, size, len(flat)), call, flat, flat, DType.I64, ReduceOp.SUM)
+    return table
 
 
 def _moment(deadline: Deadline) -> float:

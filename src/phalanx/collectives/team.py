@@ -34,7 +34,8 @@ class Team:
         names: Sequence[int],
         topology: Topology,
         links: Mapping[int, Link],
-        channels: Mapping[int, Link],
+        outbound: Mapping[int, Link],
+        inbound: Mapping[int, Link],
         arena: Arena | None,
         epoch: Epoch,
     ) -> None:
@@ -45,8 +46,8 @@ class Team:
         self.epoch = epoch
         self.links = LinkRunner(rank, links, epoch, names[rank])
         # What goes to or comes from a single peer has links of its own, since it may wait while a collective runs.
-        self._outbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in channels.items()}
-        self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in channels.items()}
+        self._outbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in outbound.items()}
+        self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in inbound.items()}
         self.arena = ArenaRunner(arena, epoch) if arena else None
         self._in_arena = self.arena if topology.is_one_host else None  # then links have nothing to do
         self._layered = Layered(rank, topology, links, self.arena, epoch, names[rank])
@@ -209,11 +210,9 @@ class Team:
 
     def close(self) -> None:
         """Hang up and give the memory back. Closing twice is harmless."""
-        for link in [
-            *self.links.links.values(),
-            *(link for each in self._outbound.values() for link in each.links.values()),
-        ]:
-            link.close()
+        for runner in (self.links, *self._outbound.values(), *self._inbound.values()):
+            for link in runner.links.values():
+                link.close()
         if self.arena:
             self.arena.arena.close()
 

@@ -1,15 +1,25 @@
-"""Making a team: links to everybody, and memory shared with those who can share it."""
+"""Making a team: links to the others, which are made when they are needed, and memory for those who can share it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, even_parts
-from phalanx.collectives import Call, Team, Topology
-from phalanx.transport import Arena, ArenaSegments, Connector, Deadline, Epoch, Link, Place, can_share_memory
-from phalanx.wire import Collective, Signature
+from phalanx.buffers import Array
+from phalanx.collectives import LinkRunner, Team, Topology, tell_all
+from phalanx.transport import (
+    Arena,
+    ArenaSegments,
+    Connector,
+    Deadline,
+    Epoch,
+    LazyLink,
+    Link,
+    Place,
+    can_share_memory,
+)
 
 
 def assemble(
@@ -21,54 +31,52 @@ def assemble(
     deadline: Deadline,
     epoch: Epoch,
 ) -> Team:
-    """The team of the ranks that ``names`` lists, as the one at ``rank`` sees it.
+    """Return the team of the ranks that ``names`` lists, as the one at ``rank`` sees it.
 
     ``names`` are the ranks by which the world knows them; ``hosts`` says for each where it runs.
     """
+    own, channel_key = names[rank], hashlib.sha256(key).digest()[:16]
+
+    def links(make: Callable[[int, Deadline], Link]) -> dict[int, Link]:
+        return {number: LazyLink(name, partial(make, name)) for number, name in enumerate(names) if number != rank}
+
+    def make_link(peer: int, deadline: Deadline) -> Link:
+        """The higher of two ranks dials. Both need the link in the same round of the same call."""
+        make = connector.dial if own > peer else connector.accept
+        return make(key, own, peer, deadline, epoch)
+
+    collective = links(make_link)
     with ExitStack() as undo:
-        links, channels = (
-            _join(rank, names, connector, each, deadline, epoch, undo)
-            for each in (key, hashlib.sha256(key).digest()[:16])
-        )
-        apart = Team(
-            rank, names, Topology(tuple((number,) for number in range(len(names)))), links, channels, None, epoch
-        )
-        arena, topology = None, apart.topology
-        if len(set(hosts)) < len(hosts):
-            arena, topology = _share_memory(apart, names, hosts, deadline)
-        undo.pop_all()
-    return Team(rank, names, topology, links, channels, arena, epoch)
-
-
-def _join(
-    rank: int,
-    names: Sequence[int],
-    connector: Connector,
-    key: bytes,
-    deadline: Deadline,
-    epoch: Epoch,
-    undo: ExitStack,
-) -> dict[int, Link]:
-    """Links to all the others, by their rank in this team; ``undo`` closes them."""
-    peers = [name for name in names if name != names[rank]]
-    links = {
-        names.index(name): link for name, link in connector.links(key, names[rank], peers, deadline, epoch).items()
-    }
-    for link in links.values():
-        undo.callback(link.close)
-    return links
+        for link in collective.values():
+            undo.callback(link.close)
+        arena, topology = _share_memory(LinkRunner(rank, collective, epoch, own), names, hosts, deadline)
+        if not topology.is_one_host:
+            undo.pop_all()
+    if topology.is_one_host:
+        collective = links(make_link)  # those above have done all they were needed for
+    # Whoever sends dials: a send need not wait until its peer calls recv.
+    outbound = links(lambda peer, deadline: connector.dial(channel_key, own, peer, deadline, epoch))
+    inbound = links(lambda peer, deadline: connector.accept(channel_key, own, peer, deadline, epoch))
+    return Team(rank, names, topology, collective, outbound, inbound, arena, epoch)
 
 
 def _share_memory(
-    apart: Team, names: Sequence[int], hosts: Sequence[str], deadline: Deadline
+    runner: LinkRunner, names: Sequence[int], hosts: Sequence[str], deadline: Deadline
 ) -> tuple[Arena | None, Topology]:
-    """An arena on every host where all ranks can reach each other's memory, and who shares memory then."""
-    neighbours = [number for number, host in enumerate(hosts) if host == hosts[apart.rank]]
+    """Make an arena on every host where all ranks can reach each other's memory; return it, and who shares memory."""
+    rank, size = runner.rank, len(names)
+    apart = Topology(tuple((number,) for number in range(size)))
+    if size == 1:
+        return None, apart
+    if len(set(hosts)) == size:
+        tell_all(runner, np.zeros(1, np.int64), deadline)  # nothing to say, but now everybody is here
+        return None, apart
+    neighbours = [number for number, host in enumerate(hosts) if host == hosts[rank]]
     segments = ArenaSegments.create() if can_share_memory() else None
     try:
-        places = _tell_all(apart, _describe(segments), deadline)
-        arena = _map_arena(segments, apart.rank, neighbours, names, places)
-        has_arena = _tell_all(apart, np.array([arena is not None], np.int64), deadline)[:, 0]
+        places = tell_all(runner, _describe(segments), deadline)
+        arena = _map_arena(segments, rank, neighbours, names, places)
+        has_arena = tell_all(runner, np.array([arena is not None], np.int64), deadline)[:, 0]
     finally:
         if segments:
             segments.release()  # whoever could map it has done so
@@ -78,7 +86,7 @@ def _share_memory(
         word = host if all(has_arena[together]) else f"{host} {number}"
         shared.setdefault(word, []).append(number)
     topology = Topology(tuple(map(tuple, shared.values())))
-    if arena and len(topology.host_of(apart.rank)) == 1:
+    if arena and len(topology.host_of(rank)) == 1:
         arena.close()
         arena = None
     return arena, topology
@@ -103,11 +111,3 @@ def _map_arena(
         return Arena(segments, neighbours.index(rank), [names[number] for number in neighbours], boards, results)
     except OSError:  # another user, another container, no such memory: links serve as well
         return None
-
-
-def _tell_all(team: Team, words: Array, deadline: Deadline) -> Array:
-    """Every rank's words, by rank; setting up is call 0, so that people's own begin at 1."""
-    told = np.zeros((team.size, len(words)), np.int64)
-    call = Call(Signature(Collective.ALL_GATHER, DType.I64, told.size), 0, deadline)
-    team.all_gather(call, words, even_parts(told.size, team.size), told.reshape(-1))
-    return told

@@ -23,7 +23,7 @@ from phalanx.transport import (
     is_loopback,
     own_hosts,
 )
-from phalanx.wire import Address, Hello, Purpose
+from phalanx.wire import Address, Hello, LinkHello, Purpose
 
 
 class Over(Enum):
@@ -92,7 +92,8 @@ def connect(join: Join, connector: Connector | None = None) -> Group:
         undo.callback(acceptor.close)
         welcome, epoch = client.join(_hello(join, _published(client.local_host, acceptor)), deadline)
         undo.callback(epoch.close)
-        tcp = TcpConnector(acceptor, {member.rank: member.addresses for member in welcome.members})
+        addresses = {member.rank: member.addresses for member in welcome.members}
+        tcp = TcpConnector(acceptor, addresses, LinkHello(epoch.number, welcome.rank, welcome.key))
         undo.callback(tcp.close)
         world = World(connector or tcp, epoch, client, [member.host for member in welcome.members])
         ranks = [member.rank for member in welcome.members]

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from phalanx.coordinator import Coordinator, Terms
@@ -146,9 +146,13 @@ class _Wrapping(MemoryConnector):
         super().__init__()
         self._wrap = wrap
 
-    def links(self, key: bytes, rank: int, peers: Iterable[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
-        links = super().links(key, rank, peers, deadline, epoch)
-        return {peer: self._wrap(rank, link) for peer, link in links.items()} if self._wrap else links
+    def dial(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        link = super().dial(key, rank, peer, deadline, epoch)
+        return self._wrap(rank, link) if self._wrap else link
+
+    def accept(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        link = super().accept(key, rank, peer, deadline, epoch)
+        return self._wrap(rank, link) if self._wrap else link
 
 
 class _Processes(Run):

@@ -1,9 +1,9 @@
 """Moving bytes: links between ranks, and the memory that ranks of one host share."""
 
-from phalanx.transport.acceptor import Acceptor, ProvenConnection, Refusal, call
+from phalanx.transport.acceptor import Acceptor, ProvenConnection, call
 from phalanx.transport.address import format_address, is_loopback, own_hosts, parse_address
 from phalanx.transport.arena import STAGE_BYTES, Arena, ArenaSegments, Post
-from phalanx.transport.connector import Connector, TcpConnector
+from phalanx.transport.connector import Connector, LazyLink, TcpConnector
 from phalanx.transport.credentials import Credentials, Tls, make_token, parse_token
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch, Wait
@@ -26,6 +26,7 @@ __all__ = [
     "Credentials",
     "Deadline",
     "Epoch",
+    "LazyLink",
     "Link",
     "Listener",
     "Location",
@@ -34,7 +35,6 @@ __all__ = [
     "Place",
     "Post",
     "ProvenConnection",
-    "Refusal",
     "SegmentPool",
     "SerialExecutor",
     "StreamLink",

@@ -29,22 +29,12 @@ _log = logging.getLogger("phalanx")
 class ProvenConnection:
     """A connection that has proven itself, and never waits.
 
-    ``opening`` is what was read of another wire's first message, and empty on ours; ``tag`` is that of our call, and
-    None for theirs.
+    ``opening`` is what was read of another protocol's first message, and empty in ours.
     """
 
     socket: socket.socket
     origin: str
     opening: bytes = b""
-    tag: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A call of ours that came to nothing: with a PhalanxError they said why, with an OSError they did not."""
-
-    tag: object
-    error: PhalanxError | OSError
 
 
 class Acceptor:
@@ -72,14 +62,12 @@ class Acceptor:
                 f"{format_address(self.address)} is reachable from other machines, and without a token anybody could "
                 "join: make one with `phalanx token > FILE` and pass --token-file FILE, or bind to 127.0.0.1"
             )
-        self._credentials = credentials
+        self.credentials = credentials
         self._purpose = purpose
         self._knows_foreign = knows_foreign
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self)
         self._strangers: dict[SocketHandshake, float] = {}  # in the order in which they came: until when they have time
-        self._calls: dict[SocketHandshake, object] = {}  # ours, and their tags
-        self._refusals: list[Refusal] = []
         self._paused_until: float | None = None
 
     @property
@@ -102,25 +90,10 @@ class Acceptor:
         self._judge(time.monotonic())
         return arrived
 
-    def dial(self, connected: socket.socket, origin: str, tag: object) -> None:
-        """Prove ourselves on a connection that we made; it arrives with ``tag``, or is among the ``refusals``."""
-        try:
-            handshake = SocketHandshake(connected, origin, self._credentials, self._purpose, server_side=False)
-        except OSError as error:
-            self._refusals.append(Refusal(tag, error))
-        else:
-            self._calls[handshake] = tag
-            self._selector.register(handshake.socket, selectors.EVENT_WRITE, handshake)
-
-    def refusals(self) -> list[Refusal]:
-        """The calls of ours that have failed since this was asked last."""
-        refusals, self._refusals = self._refusals, []
-        return refusals
-
     def close(self) -> None:
         """Stop listening, and hang up on who has not proven itself. Closing twice is harmless."""
         self._listener.close()
-        for handshake in (*self._strangers, *self._calls):
+        for handshake in self._strangers:
             handshake.socket.close()
         self._selector.close()
 
@@ -142,7 +115,7 @@ class Acceptor:
             handshake = SocketHandshake(
                 connected,
                 origin,
-                self._credentials,
+                self.credentials,
                 self._purpose,
                 server_side=True,
                 knows_foreign=self._knows_foreign,
@@ -166,7 +139,8 @@ class Acceptor:
         except (OSError, PhalanxError) as error:
             self._send_away(handshake, error)
             return None
-        return ProvenConnection(handshake.socket, handshake.origin, handshake.opening, self._forget(handshake))
+        self._forget(handshake)
+        return ProvenConnection(handshake.socket, handshake.origin, handshake.opening)
 
     def _judge(self, now: float) -> None:
         if self._paused_until is not None and now >= self._paused_until:
@@ -179,18 +153,13 @@ class Acceptor:
                 self._send_away(handshake, TimeoutError(f"it did not prove itself within {_PATIENCE_S:g} s"))
 
     def _send_away(self, handshake: SocketHandshake, error: PhalanxError | OSError) -> None:
-        if handshake in self._calls:
-            self._refusals.append(Refusal(self._calls[handshake], error))
-        else:
-            _log_refusal(handshake.origin, error)
+        _log_refusal(handshake.origin, error)
         self._forget(handshake)
         handshake.hang_up()
 
-    def _forget(self, handshake: SocketHandshake) -> object:
-        """Leave it to others, and return its tag."""
+    def _forget(self, handshake: SocketHandshake) -> None:
         self._selector.unregister(handshake.socket)
-        self._strangers.pop(handshake, None)
-        return self._calls.pop(handshake, None)
+        del self._strangers[handshake]
 
 
 def call(
@@ -202,16 +171,22 @@ def call(
     whom: str,
     peer: int | None = None,
     epoch: Epoch | None = None,
+    greet: Callable[[socket.socket], None] | None = None,
 ) -> socket.socket:
-    """A connection to the first of ``addresses`` behind whose acceptor both sides have proven themselves.
+    """Return a connection to the first of ``addresses`` at which both sides have proven themselves.
 
-    It waits, as sockets do; set its timeout if it shall not.
+    ``greet`` is what else has to go well on it before the deadline. The socket that is returned blocks.
     """
 
-    def greet(connected: socket.socket, patience: Deadline) -> socket.socket:
+    def prove(connected: socket.socket, patience: Deadline) -> socket.socket:
         handshake = SocketHandshake(connected, whom, credentials, purpose, server_side=False)
         try:
-            handshake.wait_until_proven(patience)
+            handshake.wait_until_proven(patience, epoch)
+            if greet:
+                greet(handshake.socket)
+        except ConnectionRefusedError:
+            handshake.hang_up()
+            raise
         except ConnectionError as error:
             handshake.hang_up()
             raise ConnectionResetError("it hung up on us; do both sides use TLS?") from error
@@ -221,7 +196,7 @@ def call(
         handshake.socket.settimeout(None)
         return handshake.socket
 
-    return connect(addresses, deadline, whom=whom, peer=peer, epoch=epoch, greet=greet)
+    return connect(addresses, deadline, whom=whom, peer=peer, epoch=epoch, prove=prove)
 
 
 def _log_refusal(origin: str, error: PhalanxError | OSError) -> None:

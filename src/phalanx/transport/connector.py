@@ -1,162 +1,208 @@
-"""Turning connections into links: who is calling, and is it one of us?"""
+"""Making links: one rank dials, and the other accepts."""
 
+import hashlib
 import logging
+import select
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from phalanx.errors import BadFrame, ConnectError, PeerLost, PhalanxError
-from phalanx.transport.acceptor import Acceptor, ProvenConnection, Refusal
+from phalanx.errors import BadFrame, ConnectError, LinkClosed, MembershipError, PeerLost, PhalanxError, ProtocolError
+from phalanx.transport.acceptor import Acceptor, call
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
 from phalanx.transport.link import Link
 from phalanx.transport.stream import NOT_NOW, StreamLink
-from phalanx.transport.tcp import connect
-from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, decode, encode
+from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, Purpose, decode, encode
 
 _STRANGER_LIMIT_BYTES = 4096
-_NAP_S = 0.1  # before somebody who hung up is called again
-_MOST_EARLY = 4096  # far more than a group has ranks; keys that nobody asks for must not pile up
+_LOOK_S = 0.02  # how often a rank that waits for a call looks whether its epoch still holds
+_MOST_UNCLAIMED = 4096  # far more than a group has ranks; calls that nobody asks for must not pile up
 _log = logging.getLogger("phalanx")
 
 
 class Connector(Protocol):
-    """Whatever can join this rank to its peers."""
+    """Makes the links of a rank. A link has a key, which both of its ends know."""
 
-    def links(self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
-        """A link to each of ``peers``, who ask for ``rank`` with the same key."""
+    def dial(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        """Return a new link from ``rank`` to ``peer``, who need not have asked for it yet."""
+
+    def accept(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        """Wait until ``peer`` has dialled ``rank`` with ``key``, and return the link."""
 
 
-class _Dial(NamedTuple):
-    """A call of ours to a lower rank: what to say when it is answered, and where else to try if it is not."""
+class LazyLink:
+    """The ``Link`` to ``peer`` that ``make`` returns, made when it is first needed."""
 
-    peer: int
-    hello: bytes
-    addresses: Sequence[Address]
+    def __init__(self, peer: int, make: Callable[[Deadline], Link]) -> None:
+        self.peer = peer
+        self._make = make
+        self._link: Link | None = None
+        self._is_closed = False
+
+    @property
+    def is_made(self) -> bool:
+        """Whether bytes can be sent and received."""
+        return self._link is not None
+
+    def make(self, deadline: Deadline) -> None:
+        """Make the link if that has not happened yet. Raises ``ConnectError`` at the deadline."""
+        if self._is_closed:
+            raise LinkClosed(f"the link to rank {self.peer} was closed on this side", peer=self.peer)
+        if self._link is None:
+            self._link = self._make(deadline)
+
+    def send_nowait(self, data: memoryview) -> int:
+        """Hand over as many bytes as there is room for, and return how many."""
+        return self._made.send_nowait(data)
+
+    def receive_nowait(self, into: memoryview) -> int:
+        """Fill ``into`` with what has arrived, and return how many bytes."""
+        return self._made.receive_nowait(into)
+
+    def fileno(self) -> int:
+        """The descriptor of the link."""
+        return self._made.fileno()
+
+    def close(self) -> None:
+        """Hang up if there is a link, and never make one again."""
+        self._is_closed = True
+        if self._link is not None:
+            self._link.close()
+
+    @property
+    def _made(self) -> Link:
+        assert self._link is not None, f"the link to rank {self.peer} was not made before it was used"
+        return self._link
 
 
 class TcpConnector:
-    """Joins processes over TCP: this rank calls the lower ranks, and the higher ranks call it."""
+    """Joins processes over TCP.
 
-    def __init__(self, acceptor: Acceptor, addresses: Mapping[int, Sequence[Address]]) -> None:
+    A thread accepts all calls, whether or not this rank has asked for them: so a rank that dials never has to wait
+    until its peer comes to the same call. ``own`` is what this rank says of itself; its key is that of the epoch.
+    """
+
+    def __init__(self, acceptor: Acceptor, addresses: Mapping[int, Sequence[Address]], own: LinkHello) -> None:
         self._acceptor = acceptor
         self._addresses = addresses
+        self._own = own
+        self._unclaimed: dict[tuple[bytes, int], socket.socket] = {}  # calls that this rank has not asked for yet
+        self._changed = threading.Condition()
+        self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(acceptor, selectors.EVENT_READ)
-        self._one_at_a_time = threading.Lock()
-        self._early: dict[tuple[bytes, int], socket.socket] = {}  # they ask for a group this rank has not come to yet
+        self._wakes, self._wake = socket.socketpair()
+        self._selector.register(self._wakes, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._attend, name=f"phalanx-accept-{own.rank}", daemon=True)
+        self._thread.start()
 
-    def links(self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
-        """A link to each of ``peers``, who ask for ``rank`` with the same key."""
-        with self._one_at_a_time:
-            return self._link_all(key, rank, peers, deadline, epoch)
+    def dial(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        """Return a new link to ``peer``, whose thread accepts it."""
+        hello = encode(LinkHello(epoch=self._own.epoch, rank=rank, key=key))
 
-    def _link_all(
-        self, key: bytes, rank: int, peers: Collection[int], deadline: Deadline, epoch: Epoch
-    ) -> dict[int, Link]:
-        hello = encode(LinkHello(epoch=epoch.number, rank=rank, key=key))
-        linked: dict[int, Link] = {}
-        self._selector.register(epoch, selectors.EVENT_READ)
+        def greet(connected: socket.socket) -> None:
+            connected.settimeout(0)
+            connected.sendall(hello)  # the first thing we say on this socket, so there is room for it
+            answer = _Hello(connected, f"rank {peer}").wait(deadline, epoch)
+            if (answer.rank, answer.key) != (peer, answer_to(key, self._own.key)):
+                raise ConnectionRefusedError(0, "a process of another group answers there")
+
         try:
-            for peer in (peer for peer in peers if peer < rank):
-                self._call(_Dial(peer, hello, self._addresses[peer]), deadline, epoch)
-            while missing := [peer for peer in peers if peer not in linked]:
-                for peer in missing:
-                    if (key, peer) in self._early:
-                        arrived = self._early.pop((key, peer))
-                        linked[peer] = StreamLink(arrived, peer)
-                        if peer > rank:
-                            _say(arrived, hello, peer)
-                if not all(peer in linked for peer in missing):
-                    self._hear_hellos(deadline, missing, epoch)
-        except BaseException:
-            for link in linked.values():
-                link.close()
-            raise
-        finally:
-            self._selector.unregister(epoch)
-        return linked
+            connected = call(
+                self._addresses[peer],
+                deadline,
+                self._acceptor.credentials,
+                Purpose.LINK,
+                whom=f"rank {peer}",
+                peer=peer,
+                epoch=epoch,
+                greet=greet,
+            )
+        except (MembershipError, ProtocolError) as error:
+            epoch.check()
+            raise ConnectError(f"no link to rank {peer}: {error}", peer=peer) from error
+        return StreamLink(connected, peer)
+
+    def accept(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        """Wait until ``peer`` has dialled with ``key``, and return the link."""
+        del rank  # there is one in this process
+        with self._changed:
+            while (key, peer) not in self._unclaimed:
+                check_wait(peer, deadline, epoch)
+                if self._is_closing:
+                    raise LinkClosed("this group was closed on this side", peer=peer)
+                self._changed.wait(min(deadline.remaining_s(), _LOOK_S))
+            return StreamLink(self._unclaimed.pop((key, peer)), peer)
 
     def close(self) -> None:
-        """Stop listening and drop whoever waits here. Closing twice is harmless."""
-        self._acceptor.close()
-        for waiting in self._early.values():
-            waiting.close()
-        if self._selector.get_map():
-            for key in list(self._selector.get_map().values()):
-                if isinstance(key.data, _Hello):
-                    key.data.connected.close()
-        self._selector.close()
-
-    def _call(self, call: _Dial, deadline: Deadline, epoch: Epoch) -> None:
-        whom = f"rank {call.peer}"
-        self._acceptor.dial(connect(call.addresses, deadline, whom=whom, peer=call.peer, epoch=epoch), whom, call)
-
-    def _hear_hellos(self, deadline: Deadline, missing: Sequence[int], epoch: Epoch) -> None:
-        """Wait once; whoever has said who they are waits in ``_early``, strangers are sent away."""
-        due = self._acceptor.next_due
-        patience_s = deadline.remaining_s() if due is None else min(deadline.remaining_s(), due - time.monotonic())
-        events = self._selector.select(max(0.0, patience_s))
-        epoch.check()
-        if deadline.has_passed:  # looked at also when something happened: strangers must not hold us up
-            names = ", ".join(f"rank {peer}" for peer in missing)
-            raise ConnectError(
-                f"no link to {names} within {deadline.seconds:g} s: not started, or stuck?", peer=missing[0]
-            )
-        for key, _ in events:
+        """Stop listening, and hang up on everybody who waits here. Closing twice is harmless."""
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._wake.send(b"!")
+        self._thread.join()
+        for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Hello):
-                self._hear(key.data)
-        for arrival in self._acceptor.arrivals():
-            self._welcome(arrival)
-        for refusal in self._acceptor.refusals():
-            self._call_elsewhere(refusal, deadline, epoch)
+                key.data.connected.close()
+        for unclaimed in self._unclaimed.values():
+            unclaimed.close()
+        self._acceptor.close()
+        self._selector.close()
+        self._wakes.close()
+        self._wake.close()
 
-    def _welcome(self, arrival: ProvenConnection) -> None:
-        hello = _Hello(arrival.socket, arrival.origin)
-        self._selector.register(hello.connected, selectors.EVENT_READ, hello)
-        if isinstance(arrival.tag, _Dial):
-            _say(arrival.socket, arrival.tag.hello, arrival.tag.peer)
-
-    def _call_elsewhere(self, refusal: Refusal, deadline: Deadline, epoch: Epoch) -> None:
-        """Try without the first address, which may be a stranger's: in the end only one that answers is left.
-
-        That one may hang up without a word, because strangers crowd at its acceptor: it is called again.
-        """
-        call, error = refusal.tag, refusal.error
-        assert isinstance(call, _Dial), call
-        _log.warning("no link to rank %d: %s", call.peer, error)
-        if len(call.addresses) > 1:
-            self._call(call._replace(addresses=call.addresses[1:]), deadline, epoch)
-        elif isinstance(error, PhalanxError):
-            raise ConnectError(f"no link to rank {call.peer}: {error}", peer=call.peer) from error
-        else:
-            time.sleep(min(_NAP_S, deadline.remaining_s()))
-            self._call(call, deadline, epoch)
+    def _attend(self) -> None:
+        while not self._is_closing:
+            due = self._acceptor.next_due
+            for key, _ in self._selector.select(None if due is None else max(0.0, due - time.monotonic())):
+                if isinstance(key.data, _Hello):
+                    self._hear(key.data)
+            for proven in self._acceptor.arrivals():
+                hello = _Hello(proven.socket, proven.origin)
+                self._selector.register(hello.connected, selectors.EVENT_READ, hello)
+                self._hear(hello)  # TLS may have deciphered it already, where no poll sees it
 
     def _hear(self, hello: "_Hello") -> None:
+        """Read a hello as far as it has arrived, and answer it when it is complete."""
         try:
             message = hello.read_nowait()
+            if message is None:
+                return
+            own = self._own
+            hello.connected.sendall(encode(LinkHello(own.epoch, own.rank, answer_to(message.key, own.key))))
         except (OSError, PhalanxError) as error:
             _log.warning("refused a connection from %s: %s", hello.origin, error)
             self._selector.unregister(hello.connected)
             hello.connected.close()
             return
-        if message is not None:
-            self._selector.unregister(hello.connected)
-            self._early[message.key, message.rank] = hello.connected
-            if len(self._early) > _MOST_EARLY:
-                oldest = next(iter(self._early))
-                self._early.pop(oldest).close()
+        self._selector.unregister(hello.connected)
+        with self._changed:
+            replaced = self._unclaimed.pop((message.key, message.rank), None)
+            self._unclaimed[message.key, message.rank] = hello.connected
+            if replaced is None and len(self._unclaimed) > _MOST_UNCLAIMED:
+                replaced = self._unclaimed.pop(next(iter(self._unclaimed)))
+            self._changed.notify_all()
+        if replaced is not None:
+            replaced.close()
 
 
-def _say(connected: socket.socket, hello: bytes, peer: int) -> None:
-    try:
-        connected.sendall(hello)  # the first thing we say on this socket, so there is room for it
-    except OSError as error:
-        raise PeerLost(f"rank {peer} hung up while the group was forming: {error.strerror}", peer=peer) from error
+def answer_to(key: bytes, epoch_key: bytes) -> bytes:
+    """Return the key of the answer to a hello with ``key``: it proves that the answerer is in the same epoch."""
+    return hashlib.sha256(epoch_key + key).digest()[:16]
+
+
+def check_wait(peer: int, deadline: Deadline, epoch: Epoch) -> None:
+    """Raise the reason if it is no use to wait any longer until ``peer`` dials."""
+    epoch.check()
+    if peer in epoch.left:
+        raise PeerLost(f"rank {peer} left the group before it made a link to this rank", peer=peer)
+    if deadline.has_passed:
+        raise ConnectError(f"no link to rank {peer} within {deadline.seconds:g} s: not started, or stuck?", peer=peer)
 
 
 class _Hello:
@@ -169,20 +215,31 @@ class _Hello:
         self._wanted = HEADER_BYTES
 
     def read_nowait(self) -> LinkHello | None:
-        """The hello, or None while bytes are missing."""
+        """Return the hello, or None while bytes are missing."""
         while len(self._bytes) < self._wanted:
             try:
                 arrived = self.connected.recv(self._wanted - len(self._bytes))
             except NOT_NOW:
                 return None
             if not arrived:
-                raise BadFrame("it hung up before it said who it is")
+                raise ConnectionResetError(0, "it hung up before it said who it is")
             self._bytes += arrived
             if len(self._bytes) == HEADER_BYTES == self._wanted:
                 self._wanted += self._length()
         message = decode(bytes(self._bytes[HEADER_BYTES:]))
         if not isinstance(message, LinkHello):
             raise BadFrame(f"expected a link's hello, got {type(message).__name__}")
+        return message
+
+    def wait(self, deadline: Deadline, epoch: Epoch) -> LinkHello:
+        """Return the hello when it has arrived. Raises ``TimeoutError`` at the deadline, or the epoch's error."""
+        poll = select.poll()
+        poll.register(self.connected, select.POLLIN)
+        poll.register(epoch, select.POLLIN)
+        while (message := self.read_nowait()) is None:
+            if not poll.poll(deadline.remaining_s() * 1000):
+                raise TimeoutError("it does not say who it is")
+            epoch.check()
         return message
 
     def _length(self) -> int:

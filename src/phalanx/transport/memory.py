@@ -2,14 +2,14 @@
 
 import socket
 import threading
-from collections.abc import Iterable
-from contextlib import ExitStack
 
-from phalanx.errors import ConnectError
+from phalanx.transport.connector import check_wait
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
 from phalanx.transport.link import Link
 from phalanx.transport.stream import StreamLink
+
+_LOOK_S = 0.02  # how often a rank that waits looks whether its epoch still holds
 
 
 def memory_pair(left: int, right: int) -> tuple[StreamLink, StreamLink]:
@@ -26,34 +26,28 @@ class MemoryConnector:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[bytes, int, int], Link] = {}
+        self._unclaimed: dict[tuple[bytes, int, int], Link] = {}  # the ends that nobody has asked for yet
 
-    def links(self, key: bytes, rank: int, peers: Iterable[int], deadline: Deadline, epoch: Epoch) -> dict[int, Link]:
-        """A link from ``rank`` to each of ``peers``, who must ask with the same key."""
-        links: dict[int, Link] = {}
-        with self._changed, ExitStack() as undo:
-            for peer in peers:
-                if rank < peer:
-                    links[peer], self._waiting[key, peer, rank] = memory_pair(rank, peer)
-                    undo.callback(links[peer].close)
+    def dial(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        """Return a new link from ``rank`` to ``peer``."""
+        del deadline  # it never waits
+        epoch.check()
+        own, theirs = memory_pair(rank, peer)
+        with self._changed:
+            self._unclaimed[key, peer, rank] = theirs
             self._changed.notify_all()
-            for peer in peers:
-                if peer < rank:
-                    links[peer] = self._take(key, rank, peer, deadline, epoch)
-                    undo.callback(links[peer].close)
-            undo.pop_all()
-        return links
+        return own
+
+    def accept(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
+        """Wait until ``peer`` has dialled ``rank`` with ``key``, and return the link."""
+        with self._changed:
+            while (key, rank, peer) not in self._unclaimed:
+                check_wait(peer, deadline, epoch)
+                self._changed.wait(min(deadline.remaining_s(), _LOOK_S))
+            return self._unclaimed.pop((key, rank, peer))
 
     def close(self) -> None:
         """Drop the ends that nobody came for. Closing twice is harmless."""
         with self._changed:
-            while self._waiting:
-                self._waiting.popitem()[1].close()
-
-    def _take(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
-        while (key, rank, peer) not in self._waiting:
-            epoch.check()
-            if deadline.has_passed:
-                raise ConnectError(f"rank {peer} did not come within {deadline.seconds} s", peer=peer)
-            self._changed.wait(min(deadline.remaining_s(), 0.05))  # short naps: a revoked epoch does not notify us
-        return self._waiting.pop((key, rank, peer))
+            while self._unclaimed:
+                self._unclaimed.popitem()[1].close()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from phalanx.errors import AuthError
 from phalanx.transport.credentials import Credentials, Tls
 from phalanx.transport.deadline import Deadline
+from phalanx.transport.epoch import Epoch
 from phalanx.transport.stream import NOT_NOW
 from phalanx.wire import Handshake, Purpose
 
@@ -56,16 +57,20 @@ class SocketHandshake:
             words = "TLS failed: do both sides use it, with certificates of the same authority?"
             raise AuthError(f"{words} ({error.reason or error})") from error
 
-    def wait_until_proven(self, deadline: Deadline) -> None:
-        """Return when both sides have proven themselves; raises ``TimeoutError`` at the deadline."""
+    def wait_until_proven(self, deadline: Deadline, epoch: Epoch | None = None) -> None:
+        """Return when both sides have proven themselves. Raises ``TimeoutError``, or the epoch's error."""
         while True:
             try:
                 return self.advance()
             except NOT_NOW as busy:
                 poll = select.poll()
+                if epoch:
+                    poll.register(epoch, select.POLLIN)
                 poll.register(self.socket, select.POLLOUT if awaited(busy) == selectors.EVENT_WRITE else select.POLLIN)
                 if not poll.poll(deadline.remaining_s() * 1000):
                     raise TimeoutError("connected, but it does not answer") from None
+                if epoch:
+                    epoch.check()
 
     def hang_up(self) -> None:
         """Close, so that our last words arrive: if something were left unread, a reset might overtake them."""

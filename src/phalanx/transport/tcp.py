@@ -2,14 +2,14 @@
 
 import errno
 import os
+import select
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.errors import ConfigError, ConnectError, PhalanxError, ProtocolError
+from phalanx.errors import ConfigError, ConnectError, PeerLost, PhalanxError, ProtocolError
 from phalanx.transport.address import format_address, is_loopback
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
@@ -20,7 +20,7 @@ _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 0.5
 _LOOPBACK_BUFFER_BYTES = 1 << 21  # fits the processor's cache; what the kernel would grow to does not (docs/log.md)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-Greet = Callable[[socket.socket, Deadline], socket.socket]
+Prove = Callable[[socket.socket, Deadline], socket.socket]
 """Makes a bare connection one that has proven itself, before the deadline; closes it and raises if that fails."""
 
 
@@ -78,7 +78,7 @@ def connect(
     whom: str,
     peer: int | None = None,
     epoch: Epoch | None = None,
-    greet: Greet | None = None,
+    prove: Prove | None = None,
 ) -> socket.socket:
     """A connection to the first of ``addresses`` that answers, each tried under every name it resolves to.
 
@@ -87,13 +87,13 @@ def connect(
     """
     nap_s = _FIRST_NAP_S
     while True:
-        if epoch:
-            epoch.check()
+        _check(epoch, whom, peer)
         failures = _Failures()
         for address in addresses:
-            connected = _try(address, deadline, greet, failures)
+            connected = _try(address, deadline, prove, failures)
             if connected is not None:
                 return connected
+        _check(epoch, whom, peer)
         is_late = deadline.remaining_s() <= nap_s
         if failures.refusals and (is_late or len(failures.refusals) == len(set(addresses))):
             raise _unwelcome(whom, peer, *failures.refusals.popitem())
@@ -103,8 +103,24 @@ def connect(
                 f"{'; '.join(failures.words) or 'no address'}. Is it running, and does a firewall lie between?",
                 peer=peer,
             )
-        time.sleep(nap_s)
+        _nap(nap_s, epoch)
         nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+
+
+def _check(epoch: Epoch | None, whom: str, peer: int | None) -> None:
+    """Raise the reason if it is no use to try again."""
+    if epoch:
+        epoch.check()
+        if peer in epoch.left:
+            raise PeerLost(f"{whom} left the group before this rank made a link to it", peer=peer)
+
+
+def _nap(seconds: float, epoch: Epoch | None) -> None:
+    """Wait a while, or until the epoch is revoked."""
+    poll = select.poll()
+    if epoch:
+        poll.register(epoch, select.POLLIN)
+    poll.poll(seconds * 1000)
 
 
 def tune(connected: socket.socket) -> None:
@@ -128,7 +144,7 @@ class _Failures:
     refusals: dict[Address, PhalanxError] = field(default_factory=dict)
 
 
-def _try(address: Address, deadline: Deadline, greet: Greet | None, failures: _Failures) -> socket.socket | None:
+def _try(address: Address, deadline: Deadline, prove: Prove | None, failures: _Failures) -> socket.socket | None:
     try:
         names = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # the latter for a name that none can have, such as a..b
@@ -139,7 +155,7 @@ def _try(address: Address, deadline: Deadline, greet: Greet | None, failures: _F
         origin = format_address(Address(host=str(where[0]), port=address.port))
         try:
             connected = _reach(socket.socket(family, kind, protocol), where, patience)
-            return greet(connected, patience) if greet else connected
+            return prove(connected, patience) if prove else connected
         except OSError as error:
             failures.words.append(f"{origin}: {error.strerror or error}")
         except PhalanxError as error:
