@@ -16,6 +16,8 @@ from rich.table import Table
 from phalanx.bench.all_reduce.driver import lacking, measure, versions
 from phalanx.bench.all_reduce.plan import AllReduceSystem, baseline, cells
 from phalanx.bench.commit import measure_commits
+from phalanx.bench.hosts import plan as between
+from phalanx.bench.hosts.driver import measure_hosts
 from phalanx.bench.text import format_time, parse_counts, parse_sizes, parse_systems
 from phalanx.bench.training import step as steps
 from phalanx.bench.training import zero as zeros
@@ -145,6 +147,36 @@ def zero(
                 lines = [zeros.cells(row, rows) for row in rows]
                 footer = f"{describe_machine(size)}\n{zeros.PEAK}"
                 _print_table(training.describe(rows[0].parameters), zeros.HEADINGS, [lines], footer)
+
+
+@app.command()
+def hosts(
+    hosts: Annotated[int, typer.Option(help="How many hosts to make.")] = 4,
+    ranks: Annotated[int, typer.Option(help="How many workers, each of one thread, run on each host.")] = 1,
+    rate: Annotated[str, typer.Option(help="How fast each host sends and receives, as in 100mbit.")] = "1gbit",
+    systems: _Systems = "engine,data-parallel,data-parallel-bf16,ddp-gloo,all-reduce,all-reduce-gloo",
+    rounds: _Steps = 20,
+    *,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure training steps and all-reduces between hosts that this command makes on this machine.
+
+    A host is a network namespace. A line with the given rate connects it to a
+    switch, and nothing connects it to the outside. This needs Linux and root.
+    The hosts are gone when the command ends, also when it is killed. The systems
+    take turns in one run. The time is that of the slowest rank; the table has
+    medians, beside the time that the bytes need on the line alone.
+    """
+    with _errors_told():
+        between.check_size(hosts, ranks)
+        wanted, rate_bits = parse_systems(between.HostSystem, systems), between.parse_rate(rate)
+        rows = measure_hosts(wanted, hosts, ranks, rate_bits, rounds)
+        if as_json:
+            _print_json(rows)
+        else:
+            title = f"{hosts} hosts, ranks on each: {ranks}, {rate}"
+            lines = [between.cells(row) for row in rows]
+            _print_table(title, between.HEADINGS, [lines], describe_machine(hosts * ranks))
 
 
 @app.command()

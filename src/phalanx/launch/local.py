@@ -70,7 +70,7 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
             )
             for rank in range(program.workers)
         ]
-        return _start(program, launches, "rank")
+        return start(program, launches, "rank")
 
 
 def join(program: Program, coordinator: Address, credentials: Credentials) -> int:
@@ -78,10 +78,10 @@ def join(program: Program, coordinator: Address, credentials: Credentials) -> in
     launch = Launch(
         rank=None, size=None, job="", coordinator=(coordinator,), over=program.over, credentials=credentials
     )
-    return _start(program, [launch] * program.workers, "worker")
+    return start(program, [launch] * program.workers, "worker")
 
 
-def _start(program: Program, launches: Sequence[Launch], noun: str) -> int:
+def start(program: Program, launches: Sequence[Launch], noun: str) -> int:
     """Start the workers, and return the exit status: 0, or that of the worker that failed first.
 
     Their output goes to ours line by line, with their number in front. SIGINT and SIGTERM are passed on to them, so

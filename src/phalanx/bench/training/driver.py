@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,16 +51,22 @@ def make_config(width: int) -> ModelConfig:
     return ModelConfig(layers=6, width=width, heads=width // 64, kv_heads=width // 64, hidden=width * 8 // 3)
 
 
-def drive(module: str, training: Training, answer: type[_Answer]) -> _Answer:
-    """What rank 0 answers, after ``module`` has run on workers that are started for it and end with it."""
+def drive(
+    module: str,
+    task: msgspec.Struct,
+    workers: int,
+    answer: type[_Answer],
+    run: Callable[[local.Program], int] = local.run,
+) -> _Answer:
+    """Return what rank 0 answers after all workers have run ``module``; ``run`` starts them and waits for their end."""
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder:
         program = local.Program(
             name=module,
-            arguments=(msgspec.json.encode(training).decode(), folder),
+            arguments=(msgspec.json.encode(task).decode(), folder),
             is_module=True,
-            workers=training.ranks,
+            workers=workers,
         )
-        status = local.run(program)
+        status = run(program)
         out = Path(folder) / ANSWER
         if status or not out.exists():
             raise SystemExit(status or 1)  # the launcher has said why

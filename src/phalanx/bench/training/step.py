@@ -36,7 +36,7 @@ class StepRow(msgspec.Struct, frozen=True):
 
 def measure_steps(training: Training) -> list[StepRow]:
     """Start workers, have them take steps in every system in turn, and return a row for each system."""
-    return rows(drive("phalanx.bench.training.step_worker", training, Turns), training.ranks)
+    return rows(drive("phalanx.bench.training.step_worker", training, training.ranks, Turns), training.ranks)
 
 
 def rows(turns: Turns, ranks: int) -> list[StepRow]:

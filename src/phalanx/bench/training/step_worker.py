@@ -17,7 +17,7 @@ from phalanx.train.model import loss
 def main() -> None:
     """Measure what the command line asks for."""
     torch.set_num_threads(1)
-    training, folder = read_command()
+    training, folder = read_command(Training)
     is_gloo_wanted = StepSystem.DDP_GLOO.value in training.systems
     with phalanx.connect(lanes=training.ranks) as group, gloo(group, folder, is_wanted=is_gloo_wanted):
         turns = take_turns(lambda name: _prepare(StepSystem(name), group, training), group, training)

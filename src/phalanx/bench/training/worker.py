@@ -3,9 +3,10 @@
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,15 +19,16 @@ from phalanx.train.config import ModelConfig
 from phalanx.train.model import Transformer, count_parameters, loss
 
 Step = Callable[[torch.Tensor], object]
+_Task = TypeVar("_Task", bound=msgspec.Struct)
 
 _VOCABULARY = 256
 _WARMUP = 3
 
 
-def read_command() -> tuple[Training, Path]:
-    """What this worker is told, and the folder in which the ranks meet and answer."""
+def read_command(kind: type[_Task]) -> tuple[_Task, Path]:
+    """Return what this worker is told, and the folder in which the ranks meet and answer."""
     words, folder = sys.argv[1:]
-    return msgspec.json.decode(words, type=Training), Path(folder)
+    return msgspec.json.decode(words, type=kind), Path(folder)
 
 
 def answer(value: msgspec.Struct, group: Group, folder: Path) -> None:
@@ -75,16 +77,27 @@ def plain_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step
 
 
 def take_turns(prepare: Callable[[str], Step], group: Group, training: Training) -> Turns:
-    """The seconds of every step, which ``prepare`` makes for each system. All ranks have met before a clock starts."""
-    steps = {name: prepare(name) for name in training.systems}
-    seconds = np.zeros((len(steps), _WARMUP + training.rounds))
-    for number in range(_WARMUP + training.rounds):
-        batch = make_batch(number, group, training)
-        for index, step in enumerate(steps.values()):
+    """Return the seconds of every step, which ``prepare`` makes for each system, and the size of the model."""
+    steps = [prepare(name) for name in training.systems]
+    seconds = interleave(steps, lambda number: make_batch(number, group, training), group, training.rounds)
+    parameters = count_parameters(make_config(training.width), _VOCABULARY)
+    return Turns(parameters, dict(zip(training.systems, seconds, strict=True)))
+
+
+def interleave(
+    steps: Sequence[Step], make_input: Callable[[int], torch.Tensor], group: Group, rounds: int
+) -> list[list[float]]:
+    """Take one step of each system in every round, and return the seconds of the slowest rank by system and round.
+
+    All ranks have met before a clock starts. Some rounds to warm up come first.
+    """
+    seconds = np.zeros((len(steps), _WARMUP + rounds))
+    for number in range(_WARMUP + rounds):
+        batch = make_input(number)
+        for index, step in enumerate(steps):
             group.barrier()
             began = time.perf_counter()
             step(batch)
             seconds[index, number] = time.perf_counter() - began
-    slowest = group.all_gather(seconds[:, _WARMUP:].copy()).max(axis=0)
-    parameters = count_parameters(make_config(training.width), _VOCABULARY)
-    return Turns(parameters, dict(zip(steps, slowest.tolist(), strict=True)))
+    slowest: list[list[float]] = group.all_gather(seconds[:, _WARMUP:].copy()).max(axis=0).tolist()
+    return slowest

@@ -47,7 +47,7 @@ class ZeroRow(msgspec.Struct, frozen=True):
 
 def measure_optimizers(training: Training) -> list[ZeroRow]:
     """Start workers, time every system in turn and weigh each one alone, and return a row for each system."""
-    turns = drive("phalanx.bench.training.zero_worker", training, Turns)
+    turns = drive("phalanx.bench.training.zero_worker", training, training.ranks, Turns)
     memory = {name: _weigh(name, training) for name in training.systems}
     return rows(turns, memory, training.ranks)
 
@@ -81,4 +81,4 @@ def cells(row: ZeroRow, table: Sequence[ZeroRow]) -> tuple[str, ...]:
 
 def _weigh(system: str, training: Training) -> Memory:
     alone = msgspec.structs.replace(training, systems=(system,))
-    return drive("phalanx.bench.training.zero_memory", alone, Memory)
+    return drive("phalanx.bench.training.zero_memory", alone, training.ranks, Memory)

@@ -21,7 +21,7 @@ _STEPS = 3  # the first makes the state; from the second on it is there beside t
 def main() -> None:
     """Measure what the command line asks for."""
     torch.set_num_threads(1)
-    training, folder = read_command()
+    training, folder = read_command(Training)
     (name,) = training.systems
     system = ZeroSystem(name)
     with phalanx.connect() as group, gloo(group, folder, is_wanted=system is ZeroSystem.TORCH_ZERO):

@@ -5,7 +5,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
-from phalanx.bench.training.driver import make_config
+from phalanx.bench.training.driver import Training, make_config
 from phalanx.bench.training.worker import Step, answer, gloo, make_model, plain_loop, read_command, take_turns
 from phalanx.bench.training.zero import ZeroSystem
 from phalanx.group import Group
@@ -16,7 +16,7 @@ from phalanx.train.config import ModelConfig
 def main() -> None:
     """Measure what the command line asks for."""
     torch.set_num_threads(1)
-    training, folder = read_command()
+    training, folder = read_command(Training)
     is_gloo_wanted = ZeroSystem.TORCH_ZERO.value in training.systems
     config = make_config(training.width)
 

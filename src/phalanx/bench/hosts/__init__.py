@@ -1,0 +1,1 @@
+"""Training steps and all-reduces between hosts, which are network namespaces of this machine."""
