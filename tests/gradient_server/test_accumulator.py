@@ -210,20 +210,21 @@ def test_nothing_is_allocated_for_gradients_that_do_not_belong_together():
 
 
 @pytest.mark.parametrize(
-    ("step", "what"), [(6, gradient.Block(3, of=8)), (7, gradient.Block(4, of=8)), (7, gradient.Block(3, of=9))]
+    ("step", "what"),
+    [(6, gradient.ModelBlock(3, of=8)), (7, gradient.ModelBlock(4, of=8)), (7, gradient.ModelBlock(3, of=9))],
 )
 def test_another_step_or_block_or_model_than_the_server_collects_is_refused(step, what):
-    sent = stated(5, what=gradient.Block(3, of=8))
+    sent = stated(5, what=gradient.ModelBlock(3, of=8))
 
     with pytest.raises(CollectiveMismatch, match="sent step 7, block 3 of 8, but the server collects") as caught:
         check_asked(1, "worker 1", sent, step, what)
 
     assert caught.value.peer == 1
-    check_asked(1, "worker 1", sent, 7, gradient.Block(3, of=8))
+    check_asked(1, "worker 1", sent, 7, gradient.ModelBlock(3, of=8))
 
 
 def test_only_weights_that_are_not_known_yet_are_waited_for():
-    block = gradient.Block(0, of=1)
+    block = gradient.ModelBlock(0, of=1)
 
     assert has_late_weights([stated(1, samples=3), stated(1, samples=None)], Weighting.SAMPLES)
     assert not has_late_weights([stated(1, samples=None)], Weighting.EQUAL)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phalanx.errors import BadFrame, CollectiveMismatch, Halted, JoinRefused, NonFiniteGradient, PeerLost
-from phalanx.gradient_server import Block, Component, GradientServer, Whole, WorkerClient
+from phalanx.gradient_server import Component, GradientServer, ModelBlock, Whole, WorkerClient
 from phalanx.wire import Address
 
 F32 = np.float32
@@ -132,7 +132,7 @@ def test_the_first_conversation_of_entrenar_byte_for_byte(stack):
     ("what", "step", "other", "sent", "answer"),
     [
         (
-            Block(5, of=24),
+            ModelBlock(5, of=24),
             7,
             block(7, 0, 5, 24, [2.0, 3.0, 4.0], [2, 1]),
             GOLDEN_BLOCK,
@@ -174,7 +174,7 @@ def test_the_second_conversation_of_entrenar_byte_for_byte(stack):
     for index in (1, 0):
         for worker in workers:
             worker.socket.sendall(block(0, worker.number, index, 2, [1.0 + worker.number, 2.0, 3.0], [2, 1]))
-        server.exchange(0, Block(index, of=2))
+        server.exchange(0, ModelBlock(index, of=2))
         expected = struct.pack("<BQI", 9, 0, index) + sizes([2, 1]) + vector([1.5, 2.0, 3.0])
         assert [each.payload() for each in workers] == [expected, expected]
     for number, what in enumerate((Component.LM_HEAD, Component.FINAL_NORM, Component.EMBEDDING)):
@@ -352,13 +352,13 @@ def test_our_worker_takes_part_in_the_second_conversation(stack):
         return received
 
     def work():
-        first = worker.exchange(0, values, Block(1, of=2), sizes=(2, 1))
+        first = worker.exchange(0, values, ModelBlock(1, of=2), sizes=(2, 1))
         return first, worker.exchange(0, values, Component.EMBEDDING)
 
     received, (first, second) = together(serve_step, work)
 
     assert received == [block(0, 0, 1, 2, values, [2, 1])[4:], component(0, 0, 2, values)[4:]]
-    assert (first.what, first.sizes, first.gradients.tolist()) == (Block(1, of=2), (2, 1), [2.0, 3.0, 4.0])
+    assert (first.what, first.sizes, first.gradients.tolist()) == (ModelBlock(1, of=2), (2, 1), [2.0, 3.0, 4.0])
     assert (second.what, second.gradients.tolist()) == (Component.EMBEDDING, [3.0, 4.0, 5.0])
 
 

@@ -19,7 +19,7 @@ from phalanx.errors import (
     PeerLost,
     RemoteError,
 )
-from phalanx.gradient_server import Block, Component, GradientServer, Whole, WorkerClient
+from phalanx.gradient_server import Component, GradientServer, ModelBlock, Whole, WorkerClient
 from phalanx.gradient_server.peer import OurWire, Peer
 from phalanx.transport import Credentials, Deadline, StreamLink, call
 from phalanx.wire import Address, Purpose, gradient
@@ -79,8 +79,8 @@ def test_the_mean_of_what_has_come_is_answered_while_the_rest_is_missing(stack, 
 
     _, (early, late) = together(lambda: server.exchange(0, Whole()), work)
 
-    assert [type(event) for event in early] == [gradient.Began]
-    assert [type(event) for event in late] == [gradient.Ended]
+    assert [type(event) for event in early] == [gradient.GradientBegan]
+    assert [type(event) for event in late] == [gradient.MessageEnded]
 
 
 def _say_and_hear(worker, frames, is_enough):
@@ -117,7 +117,7 @@ def test_equal_weights_can_be_asked_for(stack):
 
 def test_blocks_and_components_go_the_same_way_as_the_whole(stack):
     server, workers = star(stack, 2)
-    parts = [Block(1, of=2), Block(0, of=2), *Component]
+    parts = [ModelBlock(1, of=2), ModelBlock(0, of=2), *Component]
 
     def work(worker):
         return [
@@ -389,7 +389,7 @@ def test_a_halt_does_not_wait_for_the_rest_of_a_mean(stack, monkeypatch):
     together(lambda: server.exchange(0, Whole()), exchange(workers[1], gradients=bad), send_without_listening)
     workers[0]._peer.room = memoryview(bytearray(4 * LARGE))
     heard = []
-    while not any(isinstance(event.message, gradient.Halt) for event in heard):
+    while not any(isinstance(event.message, gradient.ServerHalt) for event in heard):
         heard += workers[0]._peer.hear()
 
     assert workers[0]._peer.bytes_heard < 4 * (LARGE - RUN)
@@ -399,7 +399,7 @@ def test_what_is_being_said_can_be_broken_off_between_frames(stack, monkeypatch)
     monkeypatch.setattr(gradient, "FRAME_BYTES", 2**20)
     peers = [Peer(StreamLink(stack.enter_context(end), 0), OurWire()) for end in socket.socketpair()]
     mean = gradient.Mean(0, Whole(), LARGE, (LARGE,))
-    halt = gradient.Halt(0, gradient.Reason.LOST, None, "")
+    halt = gradient.ServerHalt(0, gradient.ServerHaltReason.LOST, None, "")
     peers[0].say(mean, memoryview(bytes(4 * LARGE)))
     peers[0].speak()
 
@@ -407,11 +407,11 @@ def test_what_is_being_said_can_be_broken_off_between_frames(stack, monkeypatch)
     peers[0].say(halt)
     peers[1].room = memoryview(bytearray(4 * LARGE))
     heard = []
-    while gradient.Ended(halt) not in heard:
+    while gradient.MessageEnded(halt) not in heard:
         peers[0].speak()
         heard += peers[1].hear()
 
-    assert heard == [gradient.Began(mean), gradient.Ended(halt)]
+    assert heard == [gradient.GradientBegan(mean), gradient.MessageEnded(halt)]
 
 
 def test_a_worker_that_says_nothing_is_an_error_at_the_deadline_for_everybody(stack):

@@ -9,7 +9,7 @@ from star_play import F32, exchange, full, join, serve, together
 
 from phalanx.buffers import RUN
 from phalanx.errors import CollectiveMismatch, ConfigError, PeerLost
-from phalanx.gradient_server import Block, Component, GradientServer, Whole, WorkerClient
+from phalanx.gradient_server import Component, GradientServer, ModelBlock, Whole, WorkerClient
 from phalanx.gradient_server.lanes import Lanes, add_up
 from phalanx.wire import gradient
 
@@ -117,7 +117,7 @@ def test_any_number_of_workers_gets_the_bits_of_one_process(stack, lanes, size):
 
 
 def test_blocks_components_and_the_whole_may_follow_each_other(stack):
-    parts = [Block(1, of=2), Block(0, of=2), *Component, Whole()]
+    parts = [ModelBlock(1, of=2), ModelBlock(0, of=2), *Component, Whole()]
     given_ = [lanes_of(8, 5 + number, number) for number in range(len(parts))]
     server, workers = lane_star(stack, 3, 8)
 

@@ -9,14 +9,14 @@ import torch
 
 from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import NonFiniteGradient, PhalanxError, WeightsDiverged
-from phalanx.gradient_server import Block, Component, GradientServer, WorkerClient
+from phalanx.gradient_server import Component, GradientServer, ModelBlock, WorkerClient
 from phalanx.group import Join, alone, enlist
 from phalanx.parallel import Engine, StarExchange, digest_weights
 from phalanx.parallel.guard import TURN
 
 LANES = 8
 BUCKETS = [["2.weight", "2.bias"], ["1.weight", "1.bias"], ["0.weight", "0.bias"]]
-PARTS = [Block(0, 1), Component.FINAL_NORM, Component.EMBEDDING]
+PARTS = [ModelBlock(0, 1), Component.FINAL_NORM, Component.EMBEDDING]
 MODEL = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
 
 

@@ -3,14 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_records import make_step, make_steps
 
-from phalanx.train.compare import Difference, Verdict, compare
+from phalanx.train.compare import Comparison, Difference, compare
 
 
 def test_equal_runs_are_the_same():
-    verdict = compare(make_steps(30), make_steps(30))
+    comparison = compare(make_steps(30), make_steps(30))
 
-    assert verdict.is_same
-    assert str(verdict) == "the same for all 30 steps, bit for bit"
+    assert comparison.is_same
+    assert str(comparison) == "the same for all 30 steps, bit for bit"
 
 
 def test_the_first_difference_is_found_to_the_last_bit():
@@ -18,10 +18,10 @@ def test_the_first_difference_is_found_to_the_last_bit():
     second[16] = make_step(17, 5.0 / 17 + 2**-54, digest="d2")
     second[20] = make_step(21, 9.0)
 
-    verdict = compare(first, second)
+    comparison = compare(first, second)
 
-    assert not verdict.is_same
-    assert str(verdict) == (
+    assert not comparison.is_same
+    assert str(comparison) == (
         "step 17 differs: loss 0.2941 (bits 3fd2d2d2d2d2d2d3) and 0.2941 (bits 3fd2d2d2d2d2d2d4), "
         "digest d1 and d2. 16 steps before it are the same."
     )
@@ -36,9 +36,9 @@ def test_the_first_difference_is_found_to_the_last_bit():
     ],
 )
 def test_every_figure_that_must_agree_is_compared(other, words):
-    verdict = compare([make_step(1, 0.0)], [make_step(1, **({"loss": 0.0} | other))])
+    comparison = compare([make_step(1, 0.0)], [make_step(1, **({"loss": 0.0} | other))])
 
-    assert str(verdict) == f"step 1 differs: {words}. 0 steps before it are the same."
+    assert str(comparison) == f"step 1 differs: {words}. 0 steps before it are the same."
 
 
 def test_what_a_run_may_do_otherwise_is_not_compared():
@@ -48,19 +48,19 @@ def test_what_a_run_may_do_otherwise_is_not_compared():
 
 
 def test_a_longer_run_is_the_same_as_far_as_both_go():
-    verdict = compare(make_steps(20), make_steps(30))
+    comparison = compare(make_steps(20), make_steps(30))
 
-    assert verdict.is_same
-    assert str(verdict) == "the same for all 20 steps that both have, bit for bit; only the second has 10 steps more"
+    assert comparison.is_same
+    assert str(comparison) == "the same for all 20 steps that both have, bit for bit; only the second has 10 steps more"
     assert str(compare(make_steps(2), make_steps(1))) == (
         "the same for all 1 step that both have, bit for bit; only the first has 1 step more"
     )
 
 
 def test_runs_are_compared_by_the_numbers_of_their_steps():
-    verdict = compare(make_steps(5)[2:], make_steps(4))
+    comparison = compare(make_steps(5)[2:], make_steps(4))
 
-    assert verdict == Verdict(equal=2, first_alone=1, second_alone=2)
+    assert comparison == Comparison(equal=2, first_alone=1, second_alone=2)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_runs_are_compared_by_the_numbers_of_their_steps():
     ],
 )
 def test_runs_without_a_common_step_are_not_the_same(first, second, words):
-    verdict = compare(first, second)
+    comparison = compare(first, second)
 
-    assert not verdict.is_same
-    assert str(verdict) == words
+    assert not comparison.is_same
+    assert str(comparison) == words
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.sets(st.integers(1, 12)))
@@ -84,8 +84,8 @@ def test_the_verdict_is_what_a_look_at_every_step_gives(length, other_length, ch
     common = min(length, other_length)
     differing = [step for step in sorted(changed) if step <= common]
 
-    verdict = compare(first, second)
+    comparison = compare(first, second)
 
-    assert verdict.is_same == (not differing)
-    assert verdict.equal == (differing[0] - 1 if differing else common)
-    assert verdict.differences == ((Difference("digest", "", "x"),) if differing else ())
+    assert comparison.is_same == (not differing)
+    assert comparison.equal == (differing[0] - 1 if differing else common)
+    assert comparison.differences == ((Difference("digest", "", "x"),) if differing else ())

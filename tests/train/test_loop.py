@@ -7,7 +7,7 @@ from phalanx.parallel import digest_weights
 from phalanx.train.checkpoint import Checkpoint
 from phalanx.train.config import Device
 from phalanx.train.data import open_corpus
-from phalanx.train.loop import Lanes, choose_device, make_loss, make_model
+from phalanx.train.loop import LaneBatches, choose_device, make_loss, make_model
 from phalanx.train.model import loss
 from phalanx.train.schedule import learning_rate
 
@@ -53,7 +53,7 @@ class TestModel:
 
 class TestLanes:
     def test_a_lane_has_its_sequences_in_as_many_batches_as_are_accumulated(self, config):
-        lanes = Lanes(config, open_corpus(config.data), CPU)
+        lanes = LaneBatches(config, open_corpus(config.data), CPU)
 
         batches = lanes.batches(step=3, lane=1)
 
@@ -62,7 +62,7 @@ class TestLanes:
         assert torch.equal(torch.cat(batches), rows)
 
     def test_the_lanes_of_a_step_share_a_batch_of_different_sequences(self, config):
-        lanes = Lanes(config, open_corpus(config.data), CPU)
+        lanes = LaneBatches(config, open_corpus(config.data), CPU)
 
         samples = [number for lane in range(4) for number in lanes.samples(5, lane)]
 
@@ -71,7 +71,7 @@ class TestLanes:
     @pytest.mark.parametrize(("batches", "expected"), [(1, 8), (1000, 12)])  # there are 12 held out
     def test_the_lanes_of_an_evaluation_share_what_is_held_out_as_far_as_it_goes(self, tmp_path, batches, expected):
         config = make_config(tmp_path, f"train.eval_batches={batches}")
-        lanes = Lanes(config, open_corpus(config.data), CPU)
+        lanes = LaneBatches(config, open_corpus(config.data), CPU)
 
         rows = [row for lane in range(4) for batch in lanes.held_out(lane) for row in batch]
 
@@ -80,7 +80,7 @@ class TestLanes:
 
     def test_a_lane_for_which_nothing_is_held_out_has_no_batch(self, tmp_path):
         config = make_config(tmp_path, "data.held_out=0.01")  # two sequences for four lanes
-        lanes = Lanes(config, open_corpus(config.data), CPU)
+        lanes = LaneBatches(config, open_corpus(config.data), CPU)
 
         counts = [len(lanes.held_out(lane)) for lane in range(4)]
 

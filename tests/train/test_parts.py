@@ -1,6 +1,6 @@
 from tiny import CPU, make_config
 
-from phalanx.gradient_server import Block, Component
+from phalanx.gradient_server import Component, ModelBlock
 from phalanx.train.loop import make_model
 from phalanx.train.parts import list_parts
 
@@ -11,8 +11,8 @@ def test_blocks_leave_from_the_last_then_head_norm_and_embedding(tmp_path):
     parts = list_parts(model)
 
     assert [part.what for part in parts] == [
-        Block(1, 2),
-        Block(0, 2),
+        ModelBlock(1, 2),
+        ModelBlock(0, 2),
         Component.LM_HEAD,
         Component.FINAL_NORM,
         Component.EMBEDDING,
@@ -32,7 +32,7 @@ def test_a_head_that_is_the_embedding_leaves_with_it(tmp_path):
 def test_a_model_of_eleven_blocks_keeps_them_apart(tmp_path):
     model = make_model(make_config(tmp_path, "model.layers=11"), 256, CPU)
 
-    first = next(part for part in list_parts(model) if part.what == Block(1, 11))
+    first = next(part for part in list_parts(model) if part.what == ModelBlock(1, 11))
 
     assert len(first.names) == 9
     assert all(name.startswith("blocks.1.") for name in first.names)

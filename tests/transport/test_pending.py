@@ -46,3 +46,13 @@ def test_who_waits_too_short_is_told_what_for_and_may_wait_again():
     pending.complete(lambda: "late")
 
     assert pending.wait() == "late"
+
+
+def test_an_error_that_came_instead_of_the_result_is_raised():
+    pending = Pending("an exchange")
+
+    pending.fail(ValueError("no"))
+
+    assert pending.is_done
+    with pytest.raises(ValueError, match="no"):
+        pending.wait()

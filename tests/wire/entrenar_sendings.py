@@ -7,7 +7,7 @@ from phalanx.wire.entrenar import (
     AveragedGradient,
     AveragedNonBlockGradient,
     BlockGradientPayload,
-    Ended,
+    EntrenarEnded,
     Gradient,
     GradientPayload,
     Heartbeat,
@@ -67,7 +67,7 @@ def read(reader, pieces, meanings):
                 event = reader.took(size_bytes)
             else:
                 event = reader.feed(rest[:size_bytes])
-            if isinstance(event, Ended):
+            if isinstance(event, EntrenarEnded):
                 meanings.append((event.message, gradients))
                 gradients = b""
             rest = rest[size_bytes:]

@@ -155,7 +155,7 @@ def test_tables_of_offsets_leave_no_byte_out(section, size):
 
 
 TABLES = {struct.__name__: struct for struct in (*get_args(Message), Address, Member, Standing)}
-TABLES |= {f"Star: {struct.__name__}": struct for struct in get_args(gradient.Message)}
+TABLES |= {f"Star: {struct.__struct_config__.tag}": struct for struct in get_args(gradient.Message)}
 
 
 @pytest.mark.parametrize("title", TABLES)
@@ -184,4 +184,4 @@ def test_the_table_of_words_is_that_of_the_code(name, kinds):
 def test_the_reasons_of_a_gradient_server_are_those_of_the_code():
     (row,) = [row for row in rows("Star: Halt") if row[0] == "reason"]
 
-    assert re.findall(r"`(.+?)`", row[2]) == [reason.value for reason in gradient.Reason]
+    assert re.findall(r"`(.+?)`", row[2]) == [reason.value for reason in gradient.ServerHaltReason]

@@ -13,16 +13,16 @@ from phalanx.wire.entrenar import (
     AveragedBlockGradient,
     AveragedGradient,
     AveragedNonBlockGradient,
-    Began,
     BlockGradientPayload,
-    Ended,
+    EntrenarBegan,
+    EntrenarEnded,
+    EntrenarReader,
     GradientPayload,
     Heartbeat,
     JoinAccepted,
     JoinRequest,
     Message,
     NonBlockGradientPayload,
-    Reader,
     ShardAssignment,
     Shutdown,
     closing,
@@ -79,7 +79,7 @@ def test_a_golden_frame_is_encoded(message, gradients, golden):
 def test_a_golden_frame_is_read(message, gradients, golden):
     meanings = []
 
-    read(Reader(), [bytes.fromhex(golden)], meanings)
+    read(EntrenarReader(), [bytes.fromhex(golden)], meanings)
 
     assert meanings == [(message, floats(gradients))]
 
@@ -94,7 +94,7 @@ def test_messages_are_read_as_they_were_sent_however_their_bytes_are_cut(sent, c
         data = data[cut:]
     meanings = []
 
-    read(Reader(), pieces, meanings)
+    read(EntrenarReader(), pieces, meanings)
 
     assert meanings == [(message, gradients) for message, gradients, _ in sent]
 
@@ -110,38 +110,38 @@ def test_opening_gradients_and_closing_make_the_frame():
 
 def test_a_receiver_knows_the_fields_before_the_gradients_when_they_begin():
     message = GradientPayload(10, 2, 3, 0.5, 8, 10)
-    reader = Reader()
+    reader = EntrenarReader()
 
     events = [reader.feed(bytes([byte])) for byte in opening(message)]
 
     assert events[:-1] == [None] * (len(events) - 1)
-    assert events[-1] == Began(replace(message, loss=0, correct=0, total=0))
+    assert events[-1] == EntrenarBegan(replace(message, loss=0, correct=0, total=0))
     assert (reader.data_bytes, reader.wants) == (12, 0)
 
 
 def test_a_receiver_that_takes_the_gradients_in_parts_is_told_when_the_message_ends():
     message = AveragedNonBlockGradient(9, 2, 3)
-    reader = Reader()
+    reader = EntrenarReader()
     read(reader, [opening(message)], [])
 
     events = [reader.took(5), reader.took(0), reader.took(7)]
 
-    assert events == [None, None, Ended(message)]
+    assert events == [None, None, EntrenarEnded(message)]
     assert (reader.data_bytes, reader.wants) == (0, 4)
 
 
 def test_a_message_without_gradients_ends_without_having_begun():
     message = AveragedNonBlockGradient(9, 2, 0)
-    reader = Reader()
+    reader = EntrenarReader()
 
     events = [reader.feed(bytes([byte])) for byte in opening(message)]
 
-    assert events == [None] * (len(events) - 1) + [Ended(message)]
+    assert events == [None] * (len(events) - 1) + [EntrenarEnded(message)]
 
 
 def test_gigabytes_of_gradients_pass_the_reader_without_memory():
     message = NonBlockGradientPayload(0, 0, 0, 2**29)
-    reader = Reader(2**32)
+    reader = EntrenarReader(2**32)
     tracemalloc.start()
 
     read(reader, [opening(message)], [])
@@ -149,12 +149,12 @@ def test_gigabytes_of_gradients_pass_the_reader_without_memory():
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert event == Ended(message)
+    assert event == EntrenarEnded(message)
     assert peak_bytes < 4096
 
 
 def test_what_follows_a_message_in_its_frame_is_skipped_in_bounded_memory():
-    reader = Reader(2**32)
+    reader = EntrenarReader(2**32)
     reader.feed((2**20).to_bytes(4, "big"))
     reader.feed(b"\x07")
     most = skipped = 0
@@ -165,7 +165,7 @@ def test_what_follows_a_message_in_its_frame_is_skipped_in_bounded_memory():
         event = reader.feed(bytes(reader.wants))
 
     assert skipped == 2**20 - 1
-    assert event == Ended(Shutdown())
+    assert event == EntrenarEnded(Shutdown())
     assert most <= 4096
 
 
@@ -202,13 +202,13 @@ CROOKED = {
 @pytest.mark.parametrize(("data", "words"), CROOKED.values(), ids=CROOKED)
 def test_a_crooked_frame_is_refused_in_words(data, words):
     with pytest.raises(BadFrame) as error:
-        read(Reader(limit_bytes=4096), [bytes.fromhex(data)], [])
+        read(EntrenarReader(limit_bytes=4096), [bytes.fromhex(data)], [])
 
     assert words in str(error.value)
 
 
 def test_a_frame_of_a_peer_that_has_joined_may_be_longer():
-    reader = Reader(100)
+    reader = EntrenarReader(100)
     message = AveragedGradient(0, elements=1000)
     meanings = []
 
@@ -221,7 +221,7 @@ def test_a_frame_of_a_peer_that_has_joined_may_be_longer():
 
 @pytest.mark.parametrize("call", [lambda r: r.feed(b"x"), lambda r: r.took(1), lambda r: r.raise_limit(9)])
 def test_after_a_bad_frame_every_call_raises_its_words_again(call):
-    reader = Reader()
+    reader = EntrenarReader()
     with pytest.raises(BadFrame) as first:
         reader.feed(b"GET ")
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import BadFrame
-from phalanx.wire.entrenar import AveragedBlockGradient, JoinRequest, Reader, encode, opening
+from phalanx.wire.entrenar import AveragedBlockGradient, EntrenarReader, JoinRequest, encode, opening
 
 LIMIT_BYTES = 2**32
 SLACK_BYTES = 4096
@@ -34,7 +34,7 @@ def meanings_of(pieces, limit_bytes):
     """Everything that the pieces mean, up to the first BadFrame; any other error escapes."""
     meanings = []
     try:
-        read(Reader(limit_bytes), pieces, meanings)
+        read(EntrenarReader(limit_bytes), pieces, meanings)
     except BadFrame as error:
         meanings.append(str(error))
     return meanings
@@ -44,7 +44,7 @@ def peak_bytes_of(data, limit_bytes):
     """The most memory that a reader and what it returns take, when nobody keeps anything."""
     tracemalloc.start()
     try:
-        reader = Reader(limit_bytes)
+        reader = EntrenarReader(limit_bytes)
         while data:
             size_bytes = min(reader.data_bytes or reader.wants, len(data))
             reader.took(size_bytes) if reader.data_bytes else reader.feed(data[:size_bytes])

@@ -21,7 +21,7 @@ losses = st.floats(allow_nan=False)
 whats = (
     st.builds(gradient.Whole)
     | st.sampled_from(gradient.Component)
-    | st.integers(1, NO_ROOT).flatmap(lambda of: st.builds(gradient.Block, up_to(of - 1), st.just(of)))
+    | st.integers(1, NO_ROOT).flatmap(lambda of: st.builds(gradient.ModelBlock, up_to(of - 1), st.just(of)))
 )
 
 
@@ -35,16 +35,16 @@ def gradients(kind, samples):
 
 
 MESSAGES = {
-    gradient.Join: st.builds(gradient.Join, texts),
-    gradient.Joined: st.builds(gradient.Joined, up_to(NO_ROOT - 1), st.integers(1, NO_ROOT)),
-    gradient.Refused: st.builds(gradient.Refused, texts),
-    gradient.Shard: st.builds(gradient.Shard, numbers, numbers, numbers),
+    gradient.WorkerJoin: st.builds(gradient.WorkerJoin, texts),
+    gradient.WorkerJoined: st.builds(gradient.WorkerJoined, up_to(NO_ROOT - 1), st.integers(1, NO_ROOT)),
+    gradient.WorkerRefused: st.builds(gradient.WorkerRefused, texts),
+    gradient.WorkerSamples: st.builds(gradient.WorkerSamples, numbers, numbers, numbers),
     gradient.Gradient: gradients(gradient.Gradient, st.none() | numbers),
     gradient.Mean: gradients(gradient.Mean, numbers),
-    gradient.Halt: st.builds(
-        gradient.Halt, numbers, st.sampled_from(gradient.Reason), st.none() | up_to(NO_ROOT - 1), texts
+    gradient.ServerHalt: st.builds(
+        gradient.ServerHalt, numbers, st.sampled_from(gradient.ServerHaltReason), st.none() | up_to(NO_ROOT - 1), texts
     ),
-    gradient.End: st.builds(gradient.End),
+    gradient.ServerEnd: st.builds(gradient.ServerEnd),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -66,7 +66,7 @@ def as_sent(message, data=b""):
 
 def read(data, limit_bytes=gradient.STRANGER_BYTES, piece_bytes=2**20):
     """The events that these bytes are, with the elements that came before each."""
-    reader, events, elements = gradient.Reader(limit_bytes), [], b""
+    reader, events, elements = gradient.GradientReader(limit_bytes), [], b""
     while data:
         length = min(len(data), piece_bytes, reader.data_bytes or reader.wants)
         piece, data = data[:length], data[length:]
@@ -97,33 +97,33 @@ def test_what_was_sent_is_what_is_read_in_pieces_of_any_size(conversation, piece
     expected = []
     for message, data in conversation:
         if isinstance(message, gradient.Gradient | gradient.Mean):
-            expected.append((gradient.Began(message), b""))
-        expected.append((gradient.Ended(message), data))
+            expected.append((gradient.GradientBegan(message), b""))
+        expected.append((gradient.MessageEnded(message), data))
     assert events == expected
 
 
 def test_a_halt_is_heard_between_two_frames_of_a_gradient():
     mean = gradient.Mean(step=3, what=gradient.Whole(), elements=4, sizes=(4,))
-    halt = gradient.Halt(step=3, reason=gradient.Reason.LOST, worker=1, words="worker 1 went away")
+    halt = gradient.ServerHalt(step=3, reason=gradient.ServerHaltReason.LOST, worker=1, words="worker 1 went away")
     first = b"".join(gradient.data_frame(mean, memoryview(b"12345678")))
 
     events = read(gradient.encode(mean) + first + gradient.encode(halt))
 
-    assert [event for event, _ in events] == [gradient.Began(mean), gradient.Ended(halt)]
+    assert [event for event, _ in events] == [gradient.GradientBegan(mean), gradient.MessageEnded(halt)]
 
 
-def test_nothing_but_a_halt_breaks_a_gradient_off():
+def test_nothing_but_a_halt_interrupts_a_gradient():
     mean = gradient.Mean(step=3, what=gradient.Whole(), elements=4, sizes=(4,))
 
-    with pytest.raises(BadFrame, match="broken off by a halt only, not by End"):
-        read(gradient.encode(mean) + gradient.encode(gradient.End()))
+    with pytest.raises(BadFrame, match="only a halt can interrupt a gradient, not ServerEnd"):
+        read(gradient.encode(mean) + gradient.encode(gradient.ServerEnd()))
 
 
 def test_elements_of_another_step_or_too_many_of_them_are_refused():
     mean = gradient.Mean(step=3, what=gradient.Whole(), elements=2, sizes=(2,))
     later = gradient.Mean(step=4, what=gradient.Whole(), elements=2, sizes=(2,))
     for frame in (gradient.data_frame(later, memoryview(bytes(8))), gradient.data_frame(mean, memoryview(bytes(12)))):
-        with pytest.raises(BadFrame, match="8 bytes are missing of step 3, the whole gradient"):
+        with pytest.raises(BadFrame, match="8 bytes of step 3, the whole gradient: 2 elements are missing"):
             read(gradient.encode(mean) + b"".join(frame))
 
 
@@ -135,9 +135,9 @@ def test_elements_without_a_gradient_are_refused():
 
 
 def test_a_message_over_the_limit_is_refused_from_its_header_alone():
-    frame = gradient.encode(gradient.Refused(words="x" * 4090))
+    frame = gradient.encode(gradient.WorkerRefused(words="x" * 4090))
 
-    with pytest.raises(BadFrame, match="not within the limit of 1 to 4096 bytes"):
+    with pytest.raises(BadFrame, match="over the limit of 4096 bytes"):
         read(frame[:HEADER_BYTES])
 
 
@@ -152,11 +152,11 @@ def test_sizes_that_do_not_add_up_are_a_bad_request_here_and_a_bad_frame_there()
 
 def test_a_block_lies_within_its_model():
     with pytest.raises(ConfigError, match="a model of 3 blocks has no block 3"):
-        gradient.Block(3, of=3)
+        gradient.ModelBlock(3, of=3)
 
 
 def test_what_is_sent_is_shown_in_words():
-    shown = [str(each) for each in (gradient.Whole(), gradient.Block(2, of=24), *gradient.Component)]
+    shown = [str(each) for each in (gradient.Whole(), gradient.ModelBlock(2, of=24), *gradient.Component)]
 
     assert shown == ["the whole gradient", "block 2 of 24", "the lm head", "the final norm", "the embedding"]
 

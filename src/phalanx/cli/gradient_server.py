@@ -9,7 +9,7 @@ import typer
 
 from phalanx.cli.options import TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.errors import ConfigError, PhalanxError
-from phalanx.gradient_server import Block, Component, GradientServer, Reduced, Whole
+from phalanx.gradient_server import Component, GradientServer, ModelBlock, Reduced, Whole
 from phalanx.launch.env import read_credentials
 from phalanx.transport import format_address, parse_address
 from phalanx.wire import gradient
@@ -95,5 +95,5 @@ def _parts(blocks: int | None) -> Iterator[gradient.What]:
         yield Whole()
         return
     for index in reversed(range(blocks)):
-        yield Block(index, blocks)
+        yield ModelBlock(index, blocks)
     yield from Component

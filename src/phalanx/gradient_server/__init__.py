@@ -6,12 +6,12 @@ from phalanx.gradient_server.collect import Reduced
 from phalanx.gradient_server.server import GradientServer
 from phalanx.wire import gradient
 
-Block, Component, Whole = gradient.Block, gradient.Component, gradient.Whole
+ModelBlock, Component, Whole = gradient.ModelBlock, gradient.Component, gradient.Whole
 
 __all__ = [
-    "Block",
     "Component",
     "GradientServer",
+    "ModelBlock",
     "Reduced",
     "Weighting",
     "Whole",

@@ -62,8 +62,8 @@ class WorkerClient:
         self._out: Array | None = None
         self._target: Array = np.empty(0, np.float32)
         self._means: deque[Reduced] = deque()
-        self._shards: deque[gradient.Shard] = deque()
-        self._joined: gradient.Joined | None = None
+        self._shards: deque[gradient.WorkerSamples] = deque()
+        self._joined: gradient.WorkerJoined | None = None
         self._is_ended = False
         self._error: PhalanxError | None = None
         try:
@@ -77,7 +77,7 @@ class WorkerClient:
         self.workers = joined.workers
         """How many there are."""
 
-    def receive_shard(self) -> gradient.Shard | None:
+    def receive_shard(self) -> gradient.WorkerSamples | None:
         """Wait for the samples of the next step; None when there is no more work."""
         self._move(lambda: bool(self._shards or self._is_ended), "waiting for its samples")
         return self._shards.popleft() if self._shards else None
@@ -171,8 +171,8 @@ class WorkerClient:
         wire.trust()
         return Peer(StreamLink(connected, _SERVER), wire)
 
-    def _join(self, name: str) -> gradient.Joined:
-        self._peer.say(gradient.Join(name=name))
+    def _join(self, name: str) -> gradient.WorkerJoined:
+        self._peer.say(gradient.WorkerJoin(name=name))
         self._move(lambda: bool(self._joined or self._is_ended), "joining")
         if self._joined is None:
             raise JoinRefused(f"{self._server} refused this worker: has it all the workers that it expects?")
@@ -221,9 +221,9 @@ class WorkerClient:
     def _listen(self) -> None:
         for event in self._peer.hear():
             match event:
-                case gradient.Began(message=gradient.Mean() as mean):
+                case gradient.GradientBegan(message=gradient.Mean() as mean):
                     self._make_room(mean)
-                case gradient.Ended(message=message):
+                case gradient.MessageEnded(message=message):
                     self._take(message)
                 case _:
                     raise BadFrame(f"a gradient server does not say {type(event.message).__name__}")
@@ -240,15 +240,15 @@ class WorkerClient:
             case gradient.Mean():
                 _, since = self._sent.popleft()
                 self._means.append(Reduced.of(message, self._target, time.perf_counter() - since))
-            case gradient.Shard():
+            case gradient.WorkerSamples():
                 self._shards.append(message)
-            case gradient.Joined():
+            case gradient.WorkerJoined():
                 self._joined = message
-            case gradient.Refused(words=words):
+            case gradient.WorkerRefused(words=words):
                 self._fail(JoinRefused(f"{self._server} refused this worker: {words}"))
-            case gradient.Halt():
+            case gradient.ServerHalt():
                 self._fail(to_error(message))
-            case gradient.End():
+            case gradient.ServerEnd():
                 self._is_ended = True
             case _:
                 raise BadFrame(f"a gradient server does not say {type(message).__name__}")

@@ -17,7 +17,7 @@ from phalanx.gradient_server.accumulator import (
     has_late_weights,
 )
 from phalanx.gradient_server.lanes import Lanes, add_up, check_pieces
-from phalanx.gradient_server.worker import Task, Worker
+from phalanx.gradient_server.worker import RemoteWorker, Task
 from phalanx.wire import gradient
 
 _SCRATCH_BYTES = 1 << 25  # runs that are long keep sending and receiving apart, which is cheaper (docs/log.md)
@@ -60,7 +60,7 @@ class Collection:
     If ``is_streaming``, the mean of a run leaves while later runs arrive.
     """
 
-    workers: Sequence[Worker]
+    workers: Sequence[RemoteWorker]
     step: int
     what: gradient.What
     weighting: Weighting
@@ -109,7 +109,7 @@ class Collection:
         return Accumulator(sent, _names(self.workers), self.weighting, self.arithmetic)
 
 
-def add_up_lanes(workers: Sequence[Worker], step: int, what: gradient.What, lanes: Lanes) -> Task[Reduced]:
+def add_up_lanes(workers: Sequence[RemoteWorker], step: int, what: gradient.What, lanes: Lanes) -> Task[Reduced]:
     """Return the sum of all lanes, once everybody has sent its pieces of it.
 
     All of them are held, since a worker sends one after the other: nothing can be added up before the last has begun.
@@ -124,7 +124,7 @@ def add_up_lanes(workers: Sequence[Worker], step: int, what: gradient.What, lane
     return Reduced.of(total, add_up(lanes, contributions), time.perf_counter() - began)
 
 
-def hear_next(workers: Sequence[Worker]) -> Task[tuple[int, gradient.What]]:
+def hear_next(workers: Sequence[RemoteWorker]) -> Task[tuple[int, gradient.What]]:
     """Return what the first worker to begin sends: the step, and what of it."""
     while not any(worker.stated for worker in workers):
         yield workers
@@ -138,20 +138,20 @@ def make_scratch(workers: int) -> Array:
     return np.empty((workers, run_bytes // gradient.ITEM_BYTES), np.float32)
 
 
-def broadcast(workers: Sequence[Worker], mean: Reduced) -> Task[None]:
+def broadcast(workers: Sequence[RemoteWorker], mean: Reduced) -> Task[None]:
     """Send a mean to all workers."""
     for worker in workers:
         worker.peer.say(mean.message, as_bytes(mean.gradients))
     yield from until_quiet(workers)
 
 
-def until_quiet(workers: Sequence[Worker]) -> Task[None]:
+def until_quiet(workers: Sequence[RemoteWorker]) -> Task[None]:
     """Return when the workers have taken all that was said to them."""
     while busy := [worker for worker in workers if not worker.peer.is_quiet]:
         yield busy
 
 
-def _stated(workers: Sequence[Worker], step: int, what: gradient.What) -> Task[list[gradient.Gradient]]:
+def _stated(workers: Sequence[RemoteWorker], step: int, what: gradient.What) -> Task[list[gradient.Gradient]]:
     while True:
         for worker in workers:
             if worker.stated:
@@ -162,25 +162,25 @@ def _stated(workers: Sequence[Worker], step: int, what: gradient.What) -> Task[l
         yield missing
 
 
-def _receive(workers: Sequence[Worker], contributions: Iterable[Array]) -> Task[None]:
+def _receive(workers: Sequence[RemoteWorker], contributions: Iterable[Array]) -> Task[None]:
     for worker, contribution in zip(workers, contributions, strict=True):
         worker.peer.room = as_bytes(contribution)
     while missing := [worker for worker in workers if worker.peer.room]:
         yield missing
 
 
-def _complete(workers: Sequence[Worker]) -> Task[list[gradient.Gradient]]:
+def _complete(workers: Sequence[RemoteWorker]) -> Task[list[gradient.Gradient]]:
     while missing := [worker for worker in workers if not worker.complete]:
         yield missing
     return [worker.complete[0] for worker in workers]
 
 
-def _forget(workers: Sequence[Worker]) -> None:
+def _forget(workers: Sequence[RemoteWorker]) -> None:
     """Make way for the gradients that come next."""
     for worker in workers:
         worker.stated.popleft()
         worker.complete.popleft()
 
 
-def _names(workers: Sequence[Worker]) -> list[str]:
+def _names(workers: Sequence[RemoteWorker]) -> list[str]:
     return [str(worker) for worker in workers]

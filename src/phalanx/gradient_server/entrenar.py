@@ -15,7 +15,7 @@ class EntrenarWire:
     is_streaming = False
 
     def __init__(self) -> None:
-        self._reader = entrenar.Reader()
+        self._reader = entrenar.EntrenarReader()
         self._worker = 0
         self._blocks = 1
 
@@ -43,40 +43,40 @@ class EntrenarWire:
 
     def frames(self, message: gradient.Message, data: memoryview) -> Iterator[tuple[gradient.Buffer, ...]]:
         """All there is to send for a message; ``data`` is the elements, if it has any, and is not copied."""
-        if isinstance(message, gradient.Joined):
+        if isinstance(message, gradient.WorkerJoined):
             self._worker = message.worker
-        if isinstance(message, gradient.Gradient) and isinstance(message.what, gradient.Block):
+        if isinstance(message, gradient.Gradient) and isinstance(message.what, gradient.ModelBlock):
             self._blocks = message.what.of
         theirs = self._to_theirs(message)
         yield entrenar.opening(theirs), data, entrenar.closing(theirs)
 
-    def _translate(self, event: entrenar.Began | entrenar.Ended | None) -> list[gradient.Event]:
+    def _translate(self, event: entrenar.EntrenarBegan | entrenar.EntrenarEnded | None) -> list[gradient.Event]:
         match event:
-            case None | entrenar.Ended(message=entrenar.Heartbeat()):
+            case None | entrenar.EntrenarEnded(message=entrenar.Heartbeat()):
                 return []
-            case entrenar.Began(message=theirs):
+            case entrenar.EntrenarBegan(message=theirs):
                 message = self._to_ours(theirs, is_complete=False)
                 assert isinstance(message, gradient.Gradient | gradient.Mean)
-                return [gradient.Began(message)]
-            case entrenar.Ended(message=theirs):
+                return [gradient.GradientBegan(message)]
+            case entrenar.EntrenarEnded(message=theirs):
                 message = self._to_ours(theirs, is_complete=True)
                 if isinstance(message, gradient.Gradient | gradient.Mean) and message.elements == 0:
-                    return [gradient.Began(message), gradient.Ended(message)]
-                return [gradient.Ended(message)]
+                    return [gradient.GradientBegan(message), gradient.MessageEnded(message)]
+                return [gradient.MessageEnded(message)]
 
     def _to_theirs(self, message: gradient.Message) -> entrenar.Message:
         match message:
-            case gradient.Join(name=name):
+            case gradient.WorkerJoin(name=name):
                 return entrenar.JoinRequest(name, 1, "cpu")
-            case gradient.Joined(worker=worker, workers=workers):
+            case gradient.WorkerJoined(worker=worker, workers=workers):
                 return entrenar.JoinAccepted(worker, workers)
-            case gradient.Shard(step=step, start=start, stop=stop):
+            case gradient.WorkerSamples(step=step, start=start, stop=stop):
                 return entrenar.ShardAssignment(step, start, stop)
             case gradient.Gradient():
                 return self._to_payload(message)
             case gradient.Mean():
                 return _to_averaged(message)
-            case gradient.Halt() | gradient.End() | gradient.Refused():
+            case gradient.ServerHalt() | gradient.ServerEnd() | gradient.WorkerRefused():
                 return entrenar.Shutdown()
 
     def _to_payload(self, sent: gradient.Gradient) -> entrenar.Gradient:
@@ -85,7 +85,7 @@ class EntrenarWire:
                 return entrenar.GradientPayload(
                     sent.step, self._worker, sent.elements, sent.loss, sent.correct, sent.samples or 0
                 )
-            case gradient.Block(index=index, of=blocks):
+            case gradient.ModelBlock(index=index, of=blocks):
                 return entrenar.BlockGradientPayload(sent.step, self._worker, index, blocks, sent.sizes, sent.elements)
             case gradient.Component(value=component):
                 return entrenar.NonBlockGradientPayload(sent.step, self._worker, component, sent.elements)
@@ -93,12 +93,12 @@ class EntrenarWire:
     def _to_ours(self, message: entrenar.Message, *, is_complete: bool) -> gradient.Message:
         match message:
             case entrenar.JoinRequest(node_id=name):
-                return gradient.Join(name=name)
+                return gradient.WorkerJoin(name=name)
             case entrenar.JoinAccepted(worker_id=worker, total_workers=workers):
                 self._worker = worker
-                return gradient.Joined(worker=worker, workers=workers)
+                return gradient.WorkerJoined(worker=worker, workers=workers)
             case entrenar.ShardAssignment(step=step, shard_start=start, shard_end=stop):
-                return gradient.Shard(step=step, start=start, stop=stop)
+                return gradient.WorkerSamples(step=step, start=start, stop=stop)
             case entrenar.GradientPayload() | entrenar.BlockGradientPayload() | entrenar.NonBlockGradientPayload():
                 return self._to_gradient(message, is_complete=is_complete)
             case entrenar.AveragedGradient(step=step, elements=elements, global_loss=loss):
@@ -108,7 +108,7 @@ class EntrenarWire:
             case entrenar.AveragedNonBlockGradient(step=step, component=component, elements=elements):
                 return gradient.Mean(step=step, what=_component(component), elements=elements, sizes=(elements,))
             case entrenar.Shutdown():
-                return gradient.End()
+                return gradient.ServerEnd()
             case entrenar.Heartbeat():
                 raise AssertionError("heartbeats have no meaning of ours")
 
@@ -131,16 +131,16 @@ def _to_averaged(mean: gradient.Mean) -> entrenar.Gradient:
     match mean.what:
         case gradient.Whole():
             return entrenar.AveragedGradient(mean.step, mean.elements, mean.loss)
-        case gradient.Block(index=index):
+        case gradient.ModelBlock(index=index):
             return entrenar.AveragedBlockGradient(mean.step, index, mean.sizes, mean.elements)
         case gradient.Component(value=component):
             return entrenar.AveragedNonBlockGradient(mean.step, component, mean.elements)
 
 
-def _block(index: int, of: int) -> gradient.Block:
+def _block(index: int, of: int) -> gradient.ModelBlock:
     if index >= of:
         raise BadFrame(f"a model of {of} blocks has no block {index}")
-    return gradient.Block(index, of)
+    return gradient.ModelBlock(index, of)
 
 
 def _component(code: int) -> gradient.Component:

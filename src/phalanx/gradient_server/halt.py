@@ -13,33 +13,33 @@ from phalanx.errors import (
 from phalanx.wire import gradient
 
 _WORDS = 4000
-_REASONS: dict[type[Exception], gradient.Reason] = {
-    NonFiniteGradient: gradient.Reason.NON_FINITE,
-    PeerLost: gradient.Reason.LOST,
-    DeadlineExceeded: gradient.Reason.STALLED,
-    ProtocolError: gradient.Reason.DISAGREED,
-    Exception: gradient.Reason.FAILED,
+_REASONS: dict[type[Exception], gradient.ServerHaltReason] = {
+    NonFiniteGradient: gradient.ServerHaltReason.NON_FINITE,
+    PeerLost: gradient.ServerHaltReason.LOST,
+    DeadlineExceeded: gradient.ServerHaltReason.STALLED,
+    ProtocolError: gradient.ServerHaltReason.DISAGREED,
+    Exception: gradient.ServerHaltReason.FAILED,
 }
 
 
-def to_message(error: Exception, step: int) -> gradient.Halt:
+def to_message(error: Exception, step: int) -> gradient.ServerHalt:
     """What to tell the workers about an error of this step."""
     reason = next(reason for kind, reason in _REASONS.items() if isinstance(error, kind))
     culprit = error.rank if isinstance(error, Halted) else getattr(error, "peer", None)
     words = str(error) if isinstance(error, PhalanxError) else f"the gradient server failed: {error!r}"
-    return gradient.Halt(step=step, reason=reason, worker=culprit, words=words[:_WORDS])
+    return gradient.ServerHalt(step=step, reason=reason, worker=culprit, words=words[:_WORDS])
 
 
-def to_error(halt: gradient.Halt) -> PhalanxError:
+def to_error(halt: gradient.ServerHalt) -> PhalanxError:
     """What a worker that is told so raises."""
     match halt.reason:
-        case gradient.Reason.NON_FINITE:
+        case gradient.ServerHaltReason.NON_FINITE:
             return NonFiniteGradient(halt.words, step=halt.step, rank=halt.worker)
-        case gradient.Reason.LOST:
+        case gradient.ServerHaltReason.LOST:
             return PeerLost(halt.words, peer=halt.worker)
-        case gradient.Reason.STALLED:
+        case gradient.ServerHaltReason.STALLED:
             return DeadlineExceeded(halt.words, peer=halt.worker)
-        case gradient.Reason.DISAGREED:
+        case gradient.ServerHaltReason.DISAGREED:
             return CollectiveMismatch(halt.words, peer=halt.worker)
-        case gradient.Reason.FAILED:
+        case gradient.ServerHaltReason.FAILED:
             return RemoteError(halt.words, step=halt.step, rank=halt.worker)

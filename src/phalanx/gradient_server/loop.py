@@ -8,15 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from phalanx.errors import BadFrame, DeadlineExceeded, LinkClosed, PeerLost, PhalanxError, ProtocolError
 from phalanx.gradient_server.entrenar import EntrenarWire
 from phalanx.gradient_server.halt import to_message
 from phalanx.gradient_server.peer import OurWire, Peer
-from phalanx.gradient_server.worker import NOBODY, Result, Task, Worker
-from phalanx.transport import Acceptor, Deadline, ProvenConnection, StreamLink
+from phalanx.gradient_server.worker import NOBODY, RemoteWorker, Result, Task
+from phalanx.transport import Acceptor, Deadline, Pending, ProvenConnection, StreamLink
 from phalanx.wire import gradient
 
 _JOIN_S = 10.0  # a connection that has not joined by then is a stranger
@@ -33,8 +32,8 @@ class _Call:
     step: int
     doing: str
     deadline: Deadline
-    done: Future[object] = field(default_factory=Future)
-    late: Sequence[Worker] = ()
+    pending: Pending[object]
+    late: Sequence[RemoteWorker] = ()
 
 
 class Star:
@@ -45,11 +44,11 @@ class Star:
 
     def __init__(self, acceptor: Acceptor, size: int) -> None:
         self.error: Exception | None = None
-        self.members: dict[int, Worker] = {}
+        self.members: dict[int, RemoteWorker] = {}
         self.is_complete = threading.Event()
         self._acceptor = acceptor
         self._size = size
-        self._connections: list[Worker] = []
+        self._connections: list[RemoteWorker] = []
         self._call: _Call | None = None
         self._step = 0
         self._lost: PhalanxError | None = None
@@ -63,25 +62,25 @@ class Star:
         self._thread.start()
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[RemoteWorker]:
         """Those who have joined, by number."""
         return [self.members[number] for number in sorted(self.members)]
 
     def carry_out(self, task: Task[Result], step: int, doing: str, deadline: Deadline) -> Result:
         """Wait for what ``task`` returns; if it fails, everybody is halted."""
-        call = _Call(task, step, doing, deadline)
+        call = _Call(task, step, doing, deadline, Pending(doing))
         with self._calling:
             if self._is_over:
                 raise self._closed()
             self._calls.append(call)
         self._rouse()
-        return call.done.result()  # type: ignore[return-value]  # the task's
+        return call.pending.wait()  # type: ignore[return-value]  # the task's
 
     def end(self) -> Task[None]:
         """Let all workers go, and expect them to hang up."""
         self._is_ended = True
         for worker in self.workers:
-            worker.peer.say(gradient.End())
+            worker.peer.say(gradient.ServerEnd())
         while busy := [worker for worker in self.workers if not worker.peer.is_quiet]:
             yield busy
         self.error = self._closed()
@@ -112,7 +111,7 @@ class Star:
         finally:
             self._shut_down()
 
-    def _attend(self, worker: Worker) -> bool:
+    def _attend(self, worker: RemoteWorker) -> bool:
         """Whether anything came from it that matters."""
         before = worker.peer.bytes_heard
         try:
@@ -136,22 +135,22 @@ class Star:
             self._speak(worker)
         return any(worker.peer.is_quiet for worker in busy)
 
-    def _speak(self, worker: Worker) -> None:
+    def _speak(self, worker: RemoteWorker) -> None:
         with contextlib.suppress(PeerLost):  # its reading will notice, once it has read what came before
             worker.peer.speak()
 
-    def _take(self, worker: Worker, event: gradient.Event) -> None:
+    def _take(self, worker: RemoteWorker, event: gradient.Event) -> None:
         match event:
-            case gradient.Began(message=gradient.Gradient() as sent) if worker.has_joined:
+            case gradient.GradientBegan(message=gradient.Gradient() as sent) if worker.has_joined:
                 worker.stated.append(sent)
-            case gradient.Ended(message=gradient.Gradient() as sent) if worker.has_joined:
+            case gradient.MessageEnded(message=gradient.Gradient() as sent) if worker.has_joined:
                 worker.complete.append(sent)
-            case gradient.Ended(message=gradient.Join(name=name)) if not worker.has_joined:
+            case gradient.MessageEnded(message=gradient.WorkerJoin(name=name)) if not worker.has_joined:
                 self._join(worker, name)
             case _:
                 raise BadFrame(f"a worker does not say {type(event.message).__name__} now")
 
-    def _join(self, worker: Worker, name: str) -> None:
+    def _join(self, worker: RemoteWorker, name: str) -> None:
         worker.name = name if name.isprintable() else ascii(name)  # a stranger's may be made to fool a terminal
         if self.is_complete.is_set():
             self._refuse(worker, f"all {self._size} workers have come already")
@@ -160,17 +159,17 @@ class Star:
         else:
             worker.number = min(set(range(self._size)) - self.members.keys())
             worker.peer.wire.trust()
-            worker.peer.say(gradient.Joined(worker=worker.number, workers=self._size))
+            worker.peer.say(gradient.WorkerJoined(worker=worker.number, workers=self._size))
             self.members[worker.number] = worker
             if len(self.members) == self._size:
                 self.is_complete.set()
 
-    def _refuse(self, worker: Worker, words: str) -> None:
-        worker.peer.say(gradient.Refused(words=words))
+    def _refuse(self, worker: RemoteWorker, words: str) -> None:
+        worker.peer.say(gradient.WorkerRefused(words=words))
         self._speak(worker)
         self._drop(worker, words)
 
-    def _lose(self, worker: Worker, error: PhalanxError) -> None:
+    def _lose(self, worker: RemoteWorker, error: PhalanxError) -> None:
         self._drop(worker, str(error))
         if not self.members.pop(worker.number, None) or self._is_ended or not self.is_complete.is_set():
             return  # before all have come, another may take its place
@@ -179,7 +178,7 @@ class Star:
         else:
             self._halt(error)
 
-    def _drop(self, worker: Worker, words: str) -> None:
+    def _drop(self, worker: RemoteWorker, words: str) -> None:
         self._connections.remove(worker)
         worker.peer.close()
         if not self.is_complete.is_set() or not worker.has_joined:
@@ -198,10 +197,10 @@ class Star:
         try:
             call.late = next(call.task)
         except StopIteration as end:
-            self._call = None
+            result, self._call = end.value, None
             if self._lost:
                 self._halt(self._lost)
-            call.done.set_result(end.value)
+            call.pending.complete(lambda: result)
         except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
             self._halt(error)
         else:
@@ -220,7 +219,7 @@ class Star:
                 worker.peer.say(to_message(error, self._step))
                 self._speak(worker)
         if call:
-            call.done.set_exception(error)
+            call.pending.fail(error)
 
     def _overdue(self, call: _Call) -> DeadlineExceeded:
         names = " and ".join(map(str, call.late))
@@ -266,7 +265,7 @@ class Star:
     def _admit(self, arrival: ProvenConnection) -> None:
         wire = EntrenarWire() if arrival.opening else OurWire()
         peer = Peer(StreamLink(arrival.socket, NOBODY), wire, arrival.opening)
-        self._connections.append(Worker(peer, arrival.origin, time.monotonic() + _JOIN_S))
+        self._connections.append(RemoteWorker(peer, arrival.origin, time.monotonic() + _JOIN_S))
 
     def _say_farewell(self) -> None:
         """Give last words the time to leave."""
@@ -284,7 +283,7 @@ class Star:
         self.is_complete.set()  # nobody waits for workers any longer
         self.error = self.error or self._closed()
         for call in (*filter(None, [self._call]), *self._calls):
-            call.done.set_exception(self.error)
+            call.pending.fail(self.error)
         for worker in self._connections:
             worker.peer.close()
         self._acceptor.close()

@@ -40,7 +40,7 @@ class Wire(Protocol):
         """Accept longer messages, now that the peer has joined."""
 
 
-class OurWire(gradient.Reader):
+class OurWire(gradient.GradientReader):
     """Phalanx's own."""
 
     is_streaming = True

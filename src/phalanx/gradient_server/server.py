@@ -129,7 +129,7 @@ class GradientServer:
     def _share_out(self, step: int) -> Task[None]:
         workers = self._star.workers
         for worker, part in zip(workers, even_parts(self.total_samples, self._size), strict=True):
-            worker.peer.say(gradient.Shard(step=step, start=part.start, stop=part.stop))
+            worker.peer.say(gradient.WorkerSamples(step=step, start=part.start, stop=part.stop))
         yield from until_quiet(workers)
 
     def _reduce(self, step: int, what: gradient.What, *, is_streaming: bool) -> Task[Reduced]:

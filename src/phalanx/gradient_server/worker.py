@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False, slots=True)
-class Worker:
+class RemoteWorker:
     """A connection, and what came over it; its number is ``NOBODY`` until it has joined, which it must before ``due``.
 
     ``stated`` are the gradients that have begun to arrive, and ``complete`` those of them that have arrived.
@@ -38,5 +38,5 @@ class Worker:
         return f"{who} ({', '.join(filter(None, [self.name, self.origin]))})"
 
 
-Task = Generator[Sequence[Worker], None, Result]
+Task = Generator[Sequence[RemoteWorker], None, Result]
 """Part of a call: it yields the workers that it waits for, and is resumed when something has happened."""

@@ -19,7 +19,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Comparison:
     """How far two runs agree.
 
     ``equal`` is the number of steps that both have and agree on, up to the first on which they differ:
@@ -50,7 +50,7 @@ class Verdict:
         return f"{words}; {more}" if more else words
 
 
-def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Verdict:
+def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Comparison:
     """The first difference of two runs in loss, norm, digest or held-out loss, over the steps that both have."""
     ones = {record.step: record for record in first}
     others = {record.step: record for record in second}
@@ -58,14 +58,14 @@ def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Verdic
     first_alone, second_alone = len(ones) - len(common), len(others) - len(common)
     for equal, step in enumerate(common):
         if differences := _differences(ones[step], others[step]):
-            return Verdict(
+            return Comparison(
                 equal=equal,
                 step=step,
                 differences=differences,
                 first_alone=first_alone,
                 second_alone=second_alone,
             )
-    return Verdict(equal=len(common), first_alone=first_alone, second_alone=second_alone)
+    return Comparison(equal=len(common), first_alone=first_alone, second_alone=second_alone)
 
 
 def _differences(one: StepRecord, other: StepRecord) -> tuple[Difference, ...]:

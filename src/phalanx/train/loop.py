@@ -50,7 +50,7 @@ def choose_device(device: Device) -> torch.device:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneBatches:
     """Which sequences every lane of every step has, as batches on ``device``: a function of the config alone."""
 
     config: Config
@@ -91,7 +91,7 @@ class Trainer:
         self._config = config
         self.exchange = exchange
         model = make_model(config, corpus.vocabulary, device)
-        self.lanes = Lanes(config, corpus, device)
+        self.lanes = LaneBatches(config, corpus, device)
         self.engine = Engine(
             model,
             make_loss(config, device),

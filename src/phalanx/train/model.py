@@ -28,7 +28,7 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self.config = config
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
         self.final_norm = nn.RMSNorm(config.width, eps=_EPSILON)
         if not config.tied:
             self.lm_head = nn.Linear(config.width, vocabulary, bias=False)
@@ -52,7 +52,7 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
                 nn.init.normal_(parameter, std=residual if is_residual else _DEVIATION)
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class TransformerBlock(nn.Module):  # type: ignore[misc]
     """Attention, then an MLP, each normed before and added to what came in.
 
     Its nine parameters come in this order: query, key, value, output, gate, up, down, input_norm, post_norm.

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from phalanx.gradient_server import Block, Component
+from phalanx.gradient_server import Component, ModelBlock
 from phalanx.train.model import Transformer
 from phalanx.wire import gradient
 
@@ -17,7 +17,7 @@ class Part(NamedTuple):
 def list_parts(model: Transformer) -> list[Part]:
     """All parts in the order in which they leave; a head that is the embedding is no part of its own."""
     count = len(model.blocks)
-    parts = [Part(Block(index, count), _names(model, f"blocks.{index}.")) for index in reversed(range(count))]
+    parts = [Part(ModelBlock(index, count), _names(model, f"blocks.{index}.")) for index in reversed(range(count))]
     others = [
         (Component.LM_HEAD, "lm_head."),
         (Component.FINAL_NORM, "final_norm."),

@@ -41,3 +41,8 @@ class Pending(Generic[Result]):
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
             self._error = error
         self._finished.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error that came instead of the result."""
+        self._error = error
+        self._finished.set()

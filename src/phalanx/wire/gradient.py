@@ -1,10 +1,10 @@
-"""What workers and the gradient server say to each other on our wire.
+"""The messages between workers and the gradient server.
 
-Messages are control frames. The elements of a ``Gradient`` or a ``Mean`` follow it in data frames, of any length, and
-between two of them the server may say ``Halt``.
+Messages are control frames. The elements of a ``Gradient`` or a ``Mean`` follow it in data frames of any length.
+Between two data frames the server may send a ``ServerHalt``. On the wire messages have short names, given as tags.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
@@ -14,17 +14,18 @@ from msgspec import Meta
 from phalanx.buffers import DType, ReduceOp
 from phalanx.errors import BadFrame, ConfigError
 from phalanx.wire.codec import Codec, Tagged
-from phalanx.wire.frame import HEADER_BYTES, Collective, Header, Kind, Signature, Tag
+from phalanx.wire.frame import Collective, Header, Kind, Signature, Tag
 from phalanx.wire.message import Name, Number, Rank, Size, Text
+from phalanx.wire.reader import FrameReader
 
 ITEM_BYTES = 4
 """All gradients are f32, little-endian."""
 
 FRAME_BYTES = 1 << 21
-"""Of a data frame: short enough to be interrupted soon, long enough that few have to be waited for."""
+"""The longest data frame we send: short enough that a halt need not wait long, long enough that frames are few."""
 
 STRANGER_BYTES = 4096
-"""The longest message to take from a peer that has not joined."""
+"""The longest message that is accepted from a peer that has not joined."""
 
 _GLUED_BYTES = 4096
 _SHOWN = 12
@@ -40,8 +41,8 @@ class Whole(Tagged, frozen=True):
         return "the whole gradient"
 
 
-class Block(Tagged, frozen=True):
-    """The gradient of one of a model's blocks."""
+class ModelBlock(Tagged, frozen=True, tag="Block"):
+    """The gradient of one transformer block."""
 
     index: Number
     of: Size
@@ -55,7 +56,7 @@ class Block(Tagged, frozen=True):
 
 
 class Component(Enum):
-    """The gradient of a part of the model that is no block."""
+    """The gradient of a part of the model outside its transformer blocks."""
 
     LM_HEAD = 0
     FINAL_NORM = 1
@@ -65,10 +66,10 @@ class Component(Enum):
         return "the " + self.name.lower().replace("_", " ")
 
 
-What = Whole | Block | Component
+What = Whole | ModelBlock | Component
 
 
-class Reason(Enum):
+class ServerHaltReason(Enum):
     """Why everybody halted."""
 
     NON_FINITE = "non-finite"
@@ -78,32 +79,32 @@ class Reason(Enum):
     STALLED = "stalled"
     """A deadline passed."""
     DISAGREED = "disagreed"
-    """Workers did not send the same, or not what the server asked for."""
+    """Workers sent different things, or something that the server did not ask for."""
     FAILED = "failed"
     """The server's own program failed."""
 
 
-class Join(Tagged, frozen=True):
-    """A worker wants to join."""
+class WorkerJoin(Tagged, frozen=True, tag="Join"):
+    """A worker asks to join."""
 
     name: Name
 
 
-class Joined(Tagged, frozen=True):
-    """The server admits a worker."""
+class WorkerJoined(Tagged, frozen=True, tag="Joined"):
+    """The server accepts a worker."""
 
     worker: Rank
     workers: Size
 
 
-class Refused(Tagged, frozen=True):
-    """The server does not admit a worker."""
+class WorkerRefused(Tagged, frozen=True, tag="Refused"):
+    """The server refuses a worker."""
 
     words: Text
 
 
-class Shard(Tagged, frozen=True):
-    """The samples of a worker in a step; ``stop`` is the first that is not."""
+class WorkerSamples(Tagged, frozen=True, tag="Shard"):
+    """The samples of a worker in a step, from ``start`` up to but not including ``stop``."""
 
     step: Number
     start: Number
@@ -129,7 +130,7 @@ class _Gradient(Tagged, frozen=True):
 
 
 class Gradient(_Gradient, frozen=True):
-    """A worker's contribution; ``samples`` is None where they are not counted, or not yet."""
+    """A worker's contribution. ``samples`` is None where samples are not counted, or not counted yet."""
 
     samples: Number | None = None
 
@@ -140,139 +141,121 @@ class Mean(_Gradient, frozen=True):
     samples: Number = 0
 
 
-class Halt(Tagged, frozen=True):
-    """Everybody stops; ``worker`` caused it, if one did."""
+class ServerHalt(Tagged, frozen=True, tag="Halt"):
+    """All workers stop. ``worker`` is the one that caused it, or None."""
 
     step: Number
-    reason: Reason
+    reason: ServerHaltReason
     worker: Rank | None
     words: Text
 
 
-class End(Tagged, frozen=True):
+class ServerEnd(Tagged, frozen=True, tag="End"):
     """The server has no more work."""
 
 
-Message = Join | Joined | Refused | Shard | Gradient | Mean | Halt | End
+Message = WorkerJoin | WorkerJoined | WorkerRefused | WorkerSamples | Gradient | Mean | ServerHalt | ServerEnd
 
 _codec: Codec[Message] = Codec(Message)
 encode, decode = _codec.encode, _codec.decode
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
-    """The elements of a gradient come next."""
+class GradientBegan:
+    """The message of a gradient has arrived, and its elements come next."""
 
     message: Gradient | Mean
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A message is complete, and so are the elements that belong to it."""
+class MessageEnded:
+    """A message has arrived, with all elements that belong to it."""
 
     message: Message
 
 
 Buffer = bytes | memoryview
-Event = Began | Ended
+Event = GradientBegan | MessageEnded
 
 
 def data_frame(message: Gradient | Mean, run: memoryview) -> tuple[Buffer, ...]:
-    """All there is to send for some of a gradient's elements, which are not copied but for a few."""
-    # A header of its own would cost a packet, and wake its receiver for nothing.
+    """Return the buffers to send for some of a gradient's elements. Only the first few elements are copied."""
+    # A packet with only a header would wake the receiver for nothing.
     return _data_header(message, len(run)) + run[:_GLUED_BYTES], run[_GLUED_BYTES:]
 
 
 def frames(message: Message, data: memoryview) -> Iterator[tuple[Buffer, ...]]:
-    """All there is to send for a message, frame by frame; ``data`` is the elements, if it has any."""
+    """Yield the buffers to send for a message, frame by frame. ``data`` is the elements, if it has any."""
     yield (encode(message),)
     if isinstance(message, Gradient | Mean):
         for start in range(0, len(data), FRAME_BYTES):
             yield data_frame(message, data[start : start + FRAME_BYTES])
 
 
-class Reader:
-    """Messages, from bytes that come in any pieces, and never a byte more than it asked for.
+class GradientReader:
+    """Turns bytes, fed in pieces of any size, into messages. It never asks for a byte that is not its own.
 
-    While ``data_bytes`` is not 0, that many bytes of gradients come next: receive them where they shall lie, and say
-    so with ``took``. Else ``feed`` up to ``wants`` bytes. It holds no more than it was sent, and a message that
-    announces more than ``limit_bytes`` is refused at once. After a BadFrame it is of no further use.
+    While ``data_bytes`` is not 0, the next bytes are elements: receive them where they belong and report them with
+    ``took``. Otherwise ``feed`` up to ``wants`` bytes. The reader holds only what it was sent, and refuses a message
+    longer than ``limit_bytes`` as soon as it is announced. After a BadFrame the reader is of no further use.
     """
 
     def __init__(self, limit_bytes: int = STRANGER_BYTES) -> None:
-        self._limit_bytes = limit_bytes
-        self._buffer = bytearray()
-        self._script = self._read()
-        self._events: list[Event] = []
+        self._frames = FrameReader(limit_bytes)
+        self._gradient: Gradient | Mean | None = None  # the one whose elements are arriving
+        self._missing_bytes = 0
         self.data_bytes = 0
-        self._size_bytes = next(self._script)
 
     @property
     def wants(self) -> int:
         """The most bytes to feed next."""
-        return self._size_bytes - len(self._buffer)
+        return self._frames.wants
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take in what the peer sent, and say what it came to. The data is copied."""
+        """Take in what the peer sent and return the events it completes. The data is copied."""
         assert len(data) <= self.wants, (len(data), self.wants)
-        self._buffer += data
-        if self.wants:
-            return []
-        taken = bytes(self._buffer)
-        self._buffer.clear()
-        return self._go_on(taken)
+        self._frames.feed(data)
+        header = self._frames.peek_header()
+        if header is not None and header.kind is Kind.DATA:
+            self._frames.skip_payload()
+            return self._expect_data(header)
+        frame = self._frames.next_frame()
+        return [] if frame is None else self._take(decode(frame[1]))
 
     def took(self, size_bytes: int) -> list[Event]:
-        """Leave out elements that were received elsewhere, and say whether the gradient is complete."""
+        """Count bytes of elements that were received elsewhere, and return the event they complete, if any."""
         assert 0 <= size_bytes <= self.data_bytes, (size_bytes, self.data_bytes)
         self.data_bytes -= size_bytes
-        return [] if self.data_bytes else self._go_on(b"")
+        self._missing_bytes -= size_bytes
+        return [] if self._missing_bytes else self._end_gradient()
 
     def raise_limit(self, limit_bytes: int) -> None:
-        """Accept messages of up to ``limit_bytes`` from now on: call it once the peer has joined."""
-        self._limit_bytes = max(self._limit_bytes, limit_bytes)
+        """Accept messages of up to ``limit_bytes`` from now on. Call it once the peer has joined."""
+        self._frames.raise_limit(limit_bytes)
 
-    def _go_on(self, taken: bytes) -> list[Event]:
-        self._size_bytes = self._script.send(taken)
-        events, self._events = self._events, []
-        return events
+    def _take(self, message: Message) -> list[Event]:
+        if self._gradient is not None and not isinstance(message, ServerHalt):
+            raise BadFrame(f"only a halt can interrupt a gradient, not {type(message).__name__}")
+        if not isinstance(message, Gradient | Mean):
+            return [MessageEnded(message)]
+        self._gradient = message
+        self._missing_bytes = message.elements * ITEM_BYTES
+        began = GradientBegan(message)
+        return [began] if self._missing_bytes else [began, *self._end_gradient()]
 
-    def _read(self) -> Generator[int, bytes, None]:
-        """Ask for bytes by their number; 0 while they are received elsewhere."""
-        while True:
-            header = Header.unpack((yield HEADER_BYTES))
-            if header.kind is Kind.DATA:
-                raise BadFrame(f"a gradient begins with a message, not with {header}")
-            message = yield from self._read_message(header)
-            if isinstance(message, Gradient | Mean):
-                self._events.append(Began(message))
-                yield from self._read_data(message)
-            self._events.append(Ended(message))
+    def _expect_data(self, header: Header) -> list[Event]:
+        if self._gradient is None:
+            raise BadFrame(f"a gradient begins with a message, not with {header}")
+        is_short = 0 < header.length <= self._missing_bytes
+        if not is_short or header.pack() != _data_header(self._gradient, header.length):
+            raise BadFrame(f"{self._missing_bytes} bytes of {self._gradient} are missing, but {header} arrived")
+        self.data_bytes = header.length
+        return []
 
-    def _read_message(self, header: Header) -> Generator[int, bytes, Message]:
-        if not 0 < header.length <= self._limit_bytes:
-            raise BadFrame(f"a message is not within the limit of 1 to {self._limit_bytes} bytes: {header}")
-        return decode((yield header.length))
-
-    def _read_halt(self, header: Header) -> Generator[int, bytes, Halt]:
-        message = yield from self._read_message(header)
-        if not isinstance(message, Halt):
-            raise BadFrame(f"a gradient can be broken off by a halt only, not by {type(message).__name__}")
-        return message
-
-    def _read_data(self, message: Gradient | Mean) -> Generator[int, bytes, None]:
-        left = message.elements * ITEM_BYTES
-        while left:
-            header = Header.unpack((yield HEADER_BYTES))
-            if header.kind is Kind.CONTROL:
-                halt = yield from self._read_halt(header)
-                self._events.append(Ended(halt))
-                continue
-            if not 0 < header.length <= left or header.pack() != _data_header(message, header.length):
-                raise BadFrame(f"{left} bytes are missing of {message}, but there came {header}")
-            self.data_bytes = header.length
-            yield 0
-            left -= header.length
+    def _end_gradient(self) -> list[Event]:
+        assert self._gradient is not None, "somebody took elements that were not there"
+        message, self._gradient = self._gradient, None
+        return [MessageEnded(message)]
 
 
 def _data_header(message: Gradient | Mean, size_bytes: int) -> bytes:

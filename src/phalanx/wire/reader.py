@@ -29,9 +29,29 @@ class FrameReader:
         try:
             return self._take_frame()
         except BadFrame as error:
-            self._refusal = str(error)
-            self._buffer.clear()
+            self._refuse(error)
             raise
+
+    @property
+    def wants(self) -> int:
+        """How many bytes are missing of what is being read: a header, or the payload of a header that was peeked."""
+        size_bytes = HEADER_BYTES if self._header is None else self._header.length
+        return max(0, size_bytes - len(self._buffer))
+
+    def peek_header(self) -> Header | None:
+        """The header of the next frame, which stays next; or None until more bytes are fed."""
+        self._check()
+        try:
+            self._header = self._header or self._take_header()
+        except BadFrame as error:
+            self._refuse(error)
+            raise
+        return self._header
+
+    def skip_payload(self) -> None:
+        """Drop the header that was peeked: its payload is received elsewhere, and never fed."""
+        assert self._header is not None, "peek at the header first"
+        self._header = None
 
     def raise_limit(self, limit_bytes: int) -> None:
         """Accept payloads of up to ``limit_bytes`` from now on: call it once the peer is known."""
@@ -42,11 +62,19 @@ class FrameReader:
         if self._refusal is not None:
             raise BadFrame(self._refusal)
 
+    def _refuse(self, error: BadFrame) -> None:
+        self._refusal = str(error)
+        self._buffer.clear()
+
     def _take_frame(self) -> tuple[Header, bytes] | None:
         header = self._header
         if header is None:
             header = self._header = self._take_header()
-        if header is None or len(self._buffer) < header.length:
+        if header is None:
+            return None
+        if header.length > self._limit_bytes:
+            raise BadFrame(f"a frame is over the limit of {self._limit_bytes} bytes: {header}")
+        if len(self._buffer) < header.length:
             return None
         self._header = None
         return header, self._take(header.length)
@@ -57,10 +85,7 @@ class FrameReader:
             if len(self._buffer) >= OPENING_BYTES:
                 check_opening(self._buffer)
             return None
-        header = Header.unpack(self._take(HEADER_BYTES))
-        if header.length > self._limit_bytes:
-            raise BadFrame(f"a frame is over the limit of {self._limit_bytes} bytes: {header}")
-        return header
+        return Header.unpack(self._take(HEADER_BYTES))
 
     def _take(self, length: int) -> bytes:
         with memoryview(self._buffer) as view:

@@ -98,7 +98,7 @@ def start(system: AllReduceSystem, ranks: int) -> Iterator["WorkerPool"]:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerProcess:
+class BenchProcess:
     """A process and the file that it writes to."""
 
     process: subprocess.Popen[bytes]
@@ -117,7 +117,7 @@ class WorkerPool:
     ``programs`` are their processes by rank, or one that started them all.
     """
 
-    def __init__(self, system: AllReduceSystem, ranks: int, programs: Sequence[WorkerProcess]) -> None:
+    def __init__(self, system: AllReduceSystem, ranks: int, programs: Sequence[BenchProcess]) -> None:
         self.programs = programs
         self._system = system
         self._ranks = ranks
@@ -190,7 +190,7 @@ class WorkerPool:
             raise self._lost(rank, during)
         return msgspec.json.decode(line, type=Times).seconds
 
-    def _program(self, rank: int) -> WorkerProcess:
+    def _program(self, rank: int) -> BenchProcess:
         return self.programs[rank % len(self.programs)]
 
     def _lost(self, rank: int, during: str) -> PeerLost:
@@ -256,7 +256,7 @@ def _commands(system: AllReduceSystem, ranks: int, port: int, meeting: str) -> l
 
 
 @contextmanager
-def _running(command: Sequence[str]) -> Iterator[WorkerProcess]:
+def _running(command: Sequence[str]) -> Iterator[BenchProcess]:
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(  # noqa: S603 - a command of our own making
             command,
@@ -267,7 +267,7 @@ def _running(command: Sequence[str]) -> Iterator[WorkerProcess]:
             start_new_session=True,  # Ctrl-C is for the driver, which then ends its workers in order
         )
         try:
-            yield WorkerProcess(process, output)
+            yield BenchProcess(process, output)
         finally:
             _end(process)
 

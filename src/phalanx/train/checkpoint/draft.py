@@ -11,9 +11,9 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.train.checkpoint.manifest import FACTS, MANIFEST, Manifest, check
-from phalanx.train.checkpoint.tensor_file import TENSORS, Entry, Joined, write_file, write_tensors
+from phalanx.train.checkpoint.tensor_file import TENSORS, FileDigest, JoinedTensor, write_file, write_tensors
 
-Sources = Mapping[str, torch.Tensor | Joined]
+Sources = Mapping[str, torch.Tensor | JoinedTensor]
 Facts = Mapping[str, Any]  # Any: what JSON can hold has no better type
 
 
@@ -46,7 +46,7 @@ class Draft:
             shutil.rmtree(path)
         self.path.mkdir()
 
-    def write(self, files: Mapping[str, Sources], facts: Facts) -> dict[str, Entry]:
+    def write(self, files: Mapping[str, Sources], facts: Facts) -> dict[str, FileDigest]:
         """Write facts, and a file for each set of tensors; what there must be of them in the manifest."""
         text = msgspec.json.format(msgspec.json.encode(facts))
         entries = {FACTS: write_file(self.path / FACTS, [text])}
@@ -54,7 +54,7 @@ class Draft:
             entries[name + TENSORS] = write_tensors(self.path / (name + TENSORS), tensors)
         return entries
 
-    def finish(self, entries: dict[str, Entry]) -> None:
+    def finish(self, entries: dict[str, FileDigest]) -> None:
         """Write the manifest and become the checkpoint, unless there is a whole one with the same tensors."""
         manifest = Manifest(step=self.step, files=entries)
         write_file(self.path / MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])

@@ -7,7 +7,7 @@ import msgspec
 
 from phalanx.errors import ConfigError
 from phalanx.train.checkpoint.shard_files import ShardFile, list_shards
-from phalanx.train.checkpoint.tensor_file import Entry, find_damage
+from phalanx.train.checkpoint.tensor_file import FileDigest, find_damage
 
 FACTS = "facts.json"
 MANIFEST = "manifest.json"
@@ -19,7 +19,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     format: int = _FORMAT
     step: int
-    files: dict[str, Entry]
+    files: dict[str, FileDigest]
 
     def __post_init__(self) -> None:
         if self.format != _FORMAT or FACTS not in self.files:

@@ -10,7 +10,7 @@ from phalanx.train.checkpoint.draft import Sources, write
 from phalanx.train.checkpoint.manifest import read_manifest
 from phalanx.train.checkpoint.shard_files import Tensors, collect_spans, list_shards
 from phalanx.train.checkpoint.store import load
-from phalanx.train.checkpoint.tensor_file import Joined
+from phalanx.train.checkpoint.tensor_file import JoinedTensor
 
 
 def merge_shards(path: Path, out: Path) -> Path:
@@ -29,8 +29,10 @@ def merge_shards(path: Path, out: Path) -> Path:
 
 def _join(state: Tensors, model: Tensors) -> Sources:
     """The state with each parameter's spans in one, of that parameter's shape; flat, if the model does not have it."""
-    files: dict[str, torch.Tensor | Joined] = {text: each for text, each in state.items() if not parse_label(text).span}
+    files: dict[str, torch.Tensor | JoinedTensor] = {
+        text: each for text, each in state.items() if not parse_label(text).span
+    }
     for label, spans in collect_spans(state).items():
         shape = model[label.name].shape if label.name in model else (spans[-1].stop,)
-        files[str(label)] = Joined(shape, [span.values for span in spans])
+        files[str(label)] = JoinedTensor(shape, [span.values for span in spans])
     return files

@@ -24,7 +24,7 @@ _DTYPES = {
 }
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a file must be."""
 
     sha256: str
@@ -32,19 +32,19 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedTensor:
     """A tensor of this shape, whose elements lie in several others of one type, one after the other."""
 
     shape: Sequence[int]
     parts: Sequence[torch.Tensor]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | Joined]) -> Entry:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> FileDigest:
     """Write a new file of tensors to the disk, copying one at a time to the CPU."""
     return write_file(path, _encode(tensors))
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Entry:
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
     """Write a new file to the disk."""
     sha256 = hashlib.sha256()
     with path.open("xb") as file:
@@ -53,10 +53,10 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Entry:
             file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
-        return Entry(sha256.hexdigest(), file.tell())
+        return FileDigest(sha256.hexdigest(), file.tell())
 
 
-def find_damage(path: Path, entry: Entry) -> str | None:
+def find_damage(path: Path, entry: FileDigest) -> str | None:
     """What is wrong with a file, if it is not what its entry says."""
     try:
         with path.open("rb") as file:
@@ -70,12 +70,15 @@ def find_damage(path: Path, entry: Entry) -> str | None:
     return None
 
 
-def _encode(tensors: Mapping[str, torch.Tensor | Joined]) -> Iterator[bytes | memoryview]:
+def _encode(tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file.
 
     The library's own writer needs contiguous copies of all at once, and hides why the system refused a write.
     """
-    joined = {name: each if isinstance(each, Joined) else Joined(each.shape, [each]) for name, each in tensors.items()}
+    joined = {
+        name: each if isinstance(each, JoinedTensor) else JoinedTensor(each.shape, [each])
+        for name, each in tensors.items()
+    }
     names = sorted(joined, key=lambda name: (-joined[name].parts[0].element_size(), name))  # so all are aligned
     header, end_bytes = {}, 0
     for name in names:

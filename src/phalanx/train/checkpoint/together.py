@@ -15,13 +15,13 @@ from phalanx.errors import ConfigError
 from phalanx.train.checkpoint.draft import Draft
 from phalanx.train.checkpoint.shard_files import ShardFile
 from phalanx.train.checkpoint.store import Checkpoint, save
-from phalanx.train.checkpoint.tensor_file import Entry, write_tensors
+from phalanx.train.checkpoint.tensor_file import FileDigest, write_tensors
 
 _HASH_BYTES = 32
 _ONE_FOLDER = "all ranks must see one folder"
 
 
-class Team(Protocol):
+class SavingGroup(Protocol):
     """Ranks that can tell each other numbers, as those of a group."""
 
     @property
@@ -40,7 +40,7 @@ def save_together(
     folder: Path,
     checkpoint: Checkpoint,
     shard: Mapping[str, torch.Tensor],
-    team: Team,
+    group: SavingGroup,
     *,
     name: str = "optimizer",
 ) -> Path:
@@ -50,51 +50,51 @@ def save_together(
     when this returns. If a rank cannot write, all of them raise ConfigError, and nothing stays. A rank that dies
     leaves at most what the next call removes.
     """
-    if team.size == 1:
+    if group.size == 1:
         return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
     draft = Draft(folder, checkpoint.step)
-    shard_files = [ShardFile(name, rank, team.size) for rank in range(team.size)]
-    entries: dict[str, Entry] = {}
+    shard_files = [ShardFile(name, rank, group.size) for rank in range(group.size)]
+    entries: dict[str, FileDigest] = {}
 
     def begin() -> None:
-        if team.rank == 0:
+        if group.rank == 0:
             draft.begin()
 
-    def write() -> Entry:
-        if team.rank == 0:
+    def write() -> FileDigest:
+        if group.rank == 0:
             entries.update(draft.write(checkpoint.files, checkpoint.facts))
-        return write_tensors(draft.path / str(shard_files[team.rank]), shard)
+        return write_tensors(draft.path / str(shard_files[group.rank]), shard)
 
     def finish() -> None:
-        if team.rank == 0:
+        if group.rank == 0:
             draft.finish({**entries, **{str(shard_file): entry for shard_file, entry in written.items()}})
 
     try:
-        _do_all(begin, team, draft)
-        written = dict(zip(shard_files, _do_all(write, team, draft), strict=True))
-        _check_visible(draft, written, team)
-        _do_all(finish, team, draft)
+        _do_all(begin, group, draft)
+        written = dict(zip(shard_files, _do_all(write, group, draft), strict=True))
+        _check_visible(draft, written, group)
+        _do_all(finish, group, draft)
     finally:
-        if team.rank == 0:
+        if group.rank == 0:
             draft.discard()
     return draft.target
 
 
-def _do_all(act: Callable[[], Entry | None], team: Team, draft: Draft) -> list[Entry]:
+def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Draft) -> list[FileDigest]:
     """What every rank has written, when all have; ConfigError on all of them if the system refused it to one.
 
     Ranks that failed tell the others, rather than leave them waiting, so that nobody writes any more when rank 0
     removes the draft.
     """
-    table = np.zeros((team.size, 2 + _HASH_BYTES))
+    table = np.zeros((group.size, 2 + _HASH_BYTES))
     cause: OSError | ConfigError | None = None
     try:
         if entry := act():
-            table[team.rank, 1:] = [entry.size_bytes, *bytes.fromhex(entry.sha256)]
+            table[group.rank, 1:] = [entry.size_bytes, *bytes.fromhex(entry.sha256)]
     except (OSError, ConfigError) as error:
         cause = error
-        table[team.rank, 0] = getattr(error, "errno", None) or errno.EIO
-    team.all_reduce(table.reshape(-1))
+        table[group.rank, 0] = getattr(error, "errno", None) or errno.EIO
+    group.all_reduce(table.reshape(-1))
     if isinstance(cause, ConfigError):
         raise cause
     for rank, number in enumerate(table[:, 0].astype(int).tolist()):
@@ -102,16 +102,16 @@ def _do_all(act: Callable[[], Entry | None], team: Team, draft: Draft) -> list[E
             raise ConfigError(f"rank {rank} does not see the {draft.path} of rank 0: {_ONE_FOLDER}") from cause
         if number:
             raise draft.refusal(OSError(number, os.strerror(number)), rank) from cause
-    return [Entry(bytes(row[1:]).hex(), row[0]) for row in table[:, 1:].astype(int).tolist()]
+    return [FileDigest(bytes(row[1:]).hex(), row[0]) for row in table[:, 1:].astype(int).tolist()]
 
 
-def _check_visible(draft: Draft, written: Mapping[ShardFile, Entry], team: Team) -> None:
+def _check_visible(draft: Draft, written: Mapping[ShardFile, FileDigest], group: SavingGroup) -> None:
     """Return if rank 0 sees all that was written; ConfigError on all ranks if it does not."""
-    is_missing = np.zeros(team.size)
-    if team.rank == 0:
+    is_missing = np.zeros(group.size)
+    if group.rank == 0:
         for shard_file, entry in written.items():
             path = draft.path / str(shard_file)
             is_missing[shard_file.rank] = not path.exists() or path.stat().st_size != entry.size_bytes
-    team.all_reduce(is_missing)
+    group.all_reduce(is_missing)
     for rank in np.flatnonzero(is_missing).tolist():
         raise ConfigError(f"rank {rank}'s shard is not in {draft.folder} of rank 0: {_ONE_FOLDER}")

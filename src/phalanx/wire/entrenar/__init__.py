@@ -1,7 +1,7 @@
 """The wire of entrenar, the system that Phalanx's gradient server descends from: its messages, and their bytes.
 
 Gradients are larger than anyone wants to copy, so messages have only their number. A sender writes ``opening``, the
-gradients' own memory (f32, little-endian) and ``closing``; a receiver moves them past the ``Reader``.
+gradients' own memory (f32, little-endian) and ``closing``; a receiver moves them past the ``EntrenarReader``.
 """
 
 from phalanx.wire.entrenar.codec import STRANGER_BYTES, closing, encode, is_opening, opening
@@ -20,16 +20,17 @@ from phalanx.wire.entrenar.message import (
     ShardAssignment,
     Shutdown,
 )
-from phalanx.wire.entrenar.reader import Began, Ended, Reader
+from phalanx.wire.entrenar.reader import EntrenarBegan, EntrenarEnded, EntrenarReader
 
 __all__ = [
     "STRANGER_BYTES",
     "AveragedBlockGradient",
     "AveragedGradient",
     "AveragedNonBlockGradient",
-    "Began",
     "BlockGradientPayload",
-    "Ended",
+    "EntrenarBegan",
+    "EntrenarEnded",
+    "EntrenarReader",
     "Gradient",
     "GradientPayload",
     "Heartbeat",
@@ -37,7 +38,6 @@ __all__ = [
     "JoinRequest",
     "Message",
     "NonBlockGradientPayload",
-    "Reader",
     "ShardAssignment",
     "Shutdown",
     "closing",

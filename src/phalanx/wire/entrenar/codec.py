@@ -20,7 +20,7 @@ Code = str | Counted
 """How a field is written: a number by its letter in a struct, or counted items."""
 
 
-class Run(NamedTuple):
+class NumberFields(NamedTuple):
     """Numbers that are read at once; the last is the count of ``counted``, unless that is None."""
 
     numbers: struct.Struct
@@ -112,18 +112,18 @@ def _codes(kind: type[Message]) -> tuple[Code, ...]:
     return tuple(hint.__metadata__[0] for hint in get_type_hints(kind, include_extras=True).values())
 
 
-def _runs(codes: tuple[Code, ...]) -> tuple[Run, ...]:
+def _runs(codes: tuple[Code, ...]) -> tuple[NumberFields, ...]:
     runs, letters = [], "<"
     for code in codes:
         if isinstance(code, str):
             letters += code
         else:
-            runs.append(Run(struct.Struct(letters + code.count), code))
+            runs.append(NumberFields(struct.Struct(letters + code.count), code))
             letters = "<"
-    return (*runs, Run(struct.Struct(letters), None))
+    return (*runs, NumberFields(struct.Struct(letters), None))
 
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
 _TAGS = {kind: tag for tag, kind in KINDS.items()}
 _CODES = {kind: _codes(kind) for kind in _TAGS}
-RUNS = {kind: _runs(codes) for kind, codes in _CODES.items()}
+LAYOUTS = {kind: _runs(codes) for kind, codes in _CODES.items()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import BadFrame
-from phalanx.wire.entrenar.codec import KINDS, RUNS, STRANGER_BYTES, check_count, check_sum, data_bytes, unpack
+from phalanx.wire.entrenar.codec import KINDS, LAYOUTS, STRANGER_BYTES, check_count, check_sum, data_bytes, unpack
 from phalanx.wire.entrenar.message import ELEMENTS, Gradient, Message
 
 _PREFIX_BYTES = 4
@@ -13,23 +13,23 @@ _SKIP_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class EntrenarBegan:
     """Gradients come next, ``elements`` of them and at least one. Fields that are sent after them are still zero."""
 
     message: Gradient
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EntrenarEnded:
     """A message is complete, and its gradients, if it has any, have all come."""
 
     message: Message
 
 
-Event = Began | Ended
+Event = EntrenarBegan | EntrenarEnded
 
 
-class Reader:
+class EntrenarReader:
     """Messages, from bytes that come in any pieces, without reading a byte too many.
 
     While ``data_bytes`` is not 0, gradients come: receive them where they shall lie, and say so with ``took``. Else
@@ -93,7 +93,7 @@ class Reader:
                 step = self._frame.send(b"")
         except StopIteration as end:
             self._begin()
-            return Ended(end.value)
+            return EntrenarEnded(end.value)
         except BadFrame as error:
             self._refusal = str(error)
             raise
@@ -104,8 +104,8 @@ class Reader:
         self._data_bytes = data_bytes(step.message)
         return step
 
-    def _read_frame(self) -> Generator[int | Began, bytes, Message]:
-        """Ask for bytes by their number, and for gradients by Began; return the message."""
+    def _read_frame(self) -> Generator[int | EntrenarBegan, bytes, Message]:
+        """Ask for bytes by their number, and for gradients by EntrenarBegan; return the message."""
         length = int.from_bytes((yield _PREFIX_BYTES), "big")
         if not 0 < length <= self._limit_bytes:
             raise BadFrame(f"a frame of entrenar has 1 to {self._limit_bytes} bytes here, not {length}")
@@ -115,8 +115,8 @@ class Reader:
         return (yield from _read_message(KINDS[tag], length - 1))
 
 
-def _read_message(kind: type[Message], length: int) -> Generator[int | Began, bytes, Message]:
-    runs = RUNS[kind]
+def _read_message(kind: type[Message], length: int) -> Generator[int | EntrenarBegan, bytes, Message]:
+    runs = LAYOUTS[kind]
     spare = length - sum(run.numbers.size for run in runs)
     if spare < 0:
         raise BadFrame(f"a {kind.__name__} has at least {length - spare} bytes after its tag, not {length}")
@@ -137,7 +137,7 @@ def _read_message(kind: type[Message], length: int) -> Generator[int | Began, by
         assert isinstance(message, Gradient), message
         check_sum(message, BadFrame)
         if count:
-            yield Began(message)
+            yield EntrenarBegan(message)
     while spare:  # entrenar ignores what follows a message in its frame, so its peers may send it
         spare -= len((yield min(spare, _SKIP_BYTES)))
     return kind(*values)
