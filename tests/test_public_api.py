@@ -21,6 +21,7 @@ PUBLIC = {
     "LinkClosed",
     "MembershipError",
     "NonFiniteGradient",
+    "OutOfResources",
     "PeerLost",
     "Pending",
     "PhalanxError",

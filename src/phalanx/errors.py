@@ -9,6 +9,10 @@ class ConfigError(PhalanxError, ValueError):
     """You asked for something impossible. Nothing was changed or sent: change the request."""
 
 
+class OutOfResources(PhalanxError):  # noqa: N818 - named for what happened, as all of these are
+    """This process has no descriptor or memory left for what a call needs; the message says how to get more."""
+
+
 class TransportError(PhalanxError):
     """A connection failed. ``peer`` is the rank at the other end, or None before it is known."""
 
@@ -21,7 +25,7 @@ class ConnectError(TransportError):
     """They were never reached: check the address and that they are running, then try again."""
 
 
-class PeerLost(TransportError):  # noqa: N818 - named for what happened, as all of these are
+class PeerLost(TransportError):  # noqa: N818
     """They went away: wait for the next epoch, or start again without them."""
 
 

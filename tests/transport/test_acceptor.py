@@ -240,7 +240,7 @@ def test_without_descriptors_an_acceptor_pauses_instead_of_spinning(stack, log, 
     assert not is_readable
     assert due is not None
     assert "nobody can connect to 127.0.0.1" in log.text
-    assert "Too many open files" in log.text
+    assert "open files and has them all: raise the limit" in log.text
 
 
 def test_a_peer_of_another_wire_is_let_in_with_what_was_read_of_it(stack):

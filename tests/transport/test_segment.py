@@ -80,7 +80,7 @@ def test_a_peer_that_may_only_read_cannot_write(segment):
 def test_another_file_at_the_same_descriptor_is_refused(segment):
     elsewhere = replace(segment.place, inode=segment.place.inode + 1)
 
-    with pytest.raises(FileNotFoundError, match="holds another file"):
+    with pytest.raises(FileNotFoundError, match="has another file"):
         map_segment(elsewhere, writable=False)
 
 

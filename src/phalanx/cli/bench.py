@@ -1,6 +1,5 @@
 """``phalanx bench``: how fast Phalanx is on this machine, beside other systems."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from phalanx.bench.training import step as steps
 from phalanx.bench.training import zero as zeros
 from phalanx.bench.training.driver import Training, describe_machine
 from phalanx.errors import ConfigError, PhalanxError
+from phalanx.transport import usable_cpus
 
 _STAR = (AllReduceSystem.GRADIENT_SERVER, AllReduceSystem.STAR, AllReduceSystem.STAR_APART)
 
@@ -223,7 +223,7 @@ def _measure_all_reduces(
         headings = ("size", "system", "median time", "algorithm GB/s", "bus GB/s", f"vs {baseline(rows)}")
         sections = [[cells(row, rows) for row in section] for _, section in groupby(rows, lambda row: row.bytes)]
         libraries = ", ".join(f"{name} {version}" for name, version in versions(systems).items())
-        footer = f"{size} ranks on {os.cpu_count()} cores, {libraries}"
+        footer = f"{size} ranks on {usable_cpus()} cores, {libraries}"
         _print_table(f"all-reduce of f32, {size} ranks", headings, sections, footer)
 
 

@@ -1,6 +1,7 @@
 """Making a team: links to the others, which are made when they are needed, and memory for those who can share it."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,8 +19,11 @@ from phalanx.transport import (
     LazyLink,
     Link,
     Place,
-    can_share_memory,
+    why_apart,
+    why_not_share_memory,
 )
+
+_log = logging.getLogger("phalanx")
 
 
 def assemble(
@@ -30,10 +34,13 @@ def assemble(
     key: bytes,
     deadline: Deadline,
     epoch: Epoch,
+    *,
+    is_world: bool,
 ) -> Team:
     """Return the team of the ranks that ``names`` lists, as the one at ``rank`` sees it.
 
-    ``names`` are the ranks by which the world knows them; ``hosts`` says for each where it runs.
+    ``names`` are the ranks by which the world knows them; ``hosts`` says for each where it runs. The team of the world
+    logs why ranks of one machine share no memory; its subgroups do not say it again.
     """
     own, channel_key = names[rank], hashlib.sha256(key).digest()[:16]
 
@@ -49,7 +56,9 @@ def assemble(
     with ExitStack() as undo:
         for link in collective.values():
             undo.callback(link.close)
-        arena, topology = _share_memory(LinkRunner(rank, collective, epoch, own), names, hosts, deadline)
+        arena, topology = _share_memory(
+            LinkRunner(rank, collective, epoch, own), names, hosts, deadline, is_world=is_world
+        )
         if not topology.is_one_host:
             undo.pop_all()
     if topology.is_one_host:
@@ -61,21 +70,31 @@ def assemble(
 
 
 def _share_memory(
-    runner: LinkRunner, names: Sequence[int], hosts: Sequence[str], deadline: Deadline
+    runner: LinkRunner, names: Sequence[int], hosts: Sequence[str], deadline: Deadline, *, is_world: bool
 ) -> tuple[Arena | None, Topology]:
     """Make an arena on every host where all ranks can reach each other's memory; return it, and who shares memory."""
     rank, size = runner.rank, len(names)
     apart = Topology(tuple((number,) for number in range(size)))
+    if is_world:
+        _log_strangers(rank, hosts)
     if size == 1:
         return None, apart
     if len(set(hosts)) == size:
         tell_all(runner, np.zeros(1, np.int64), deadline)  # nothing to say, but now everybody is here
         return None, apart
     neighbours = [number for number, host in enumerate(hosts) if host == hosts[rank]]
-    segments = ArenaSegments.create() if can_share_memory() else None
+    why_not = why_not_share_memory()
+    segments = None if why_not else ArenaSegments.create()
     try:
         places = tell_all(runner, _describe(segments), deadline)
-        arena = _map_arena(segments, rank, neighbours, names, places)
+        arena = None
+        if segments and places[neighbours, 0].all():
+            try:
+                arena = _map_arena(segments, rank, neighbours, names, places)
+            except OSError as error:
+                why_not = f"the memory of the other ranks is out of reach: {error}"
+        if why_not and is_world:
+            _log.warning("rank %d uses TCP on its own host, too: it cannot share memory: %s", names[rank], why_not)
         has_arena = tell_all(runner, np.array([arena is not None], np.int64), deadline)[:, 0]
     finally:
         if segments:
@@ -92,6 +111,19 @@ def _share_memory(
     return arena, topology
 
 
+def _log_strangers(rank: int, hosts: Sequence[str]) -> None:
+    """Say with which ranks of its machine this rank shares no memory, and why; the lower rank of each pair does."""
+    for reason in dict.fromkeys(why_apart(hosts[rank], host) for host in hosts[rank + 1 :]):
+        if reason:
+            others = [other for other in range(rank + 1, len(hosts)) if why_apart(hosts[rank], hosts[other]) == reason]
+            _log.warning(
+                "rank %d uses TCP to reach %s on its own machine: %s",
+                rank,
+                ", ".join(f"rank {other}" for other in others),
+                reason,
+            )
+
+
 def _describe(segments: ArenaSegments | None) -> Array:
     if segments is None:
         return np.zeros(5, np.int64)
@@ -100,14 +132,9 @@ def _describe(segments: ArenaSegments | None) -> Array:
 
 
 def _map_arena(
-    segments: ArenaSegments | None, rank: int, neighbours: Sequence[int], names: Sequence[int], places: Array
-) -> Arena | None:
-    if segments is None:
-        return None
+    segments: ArenaSegments, rank: int, neighbours: Sequence[int], names: Sequence[int], places: Array
+) -> Arena:
     first = places[neighbours[0]].tolist()
     boards = [Place(*places[number, :3].tolist()) for number in neighbours]
     results = Place(first[0], *first[3:])
-    try:
-        return Arena(segments, neighbours.index(rank), [names[number] for number in neighbours], boards, results)
-    except OSError:  # another user, another container, no such memory: links serve as well
-        return None
+    return Arena(segments, neighbours.index(rank), [names[number] for number in neighbours], boards, results)

@@ -22,6 +22,7 @@ from phalanx.transport import (
     host_identity,
     is_loopback,
     own_hosts,
+    shortage_in_words,
 )
 from phalanx.wire import Address, Hello, LinkHello, Purpose
 
@@ -85,7 +86,7 @@ def connect(join: Join, connector: Connector | None = None) -> Group:
     ``connector`` makes the links; without one they are TCP connections.
     """
     deadline = Deadline.after(join.timeout_s)
-    with ExitStack() as undo:
+    with shortage_in_words("cannot join the group"), ExitStack() as undo:
         client = CoordinatorClient(join.coordinator, deadline, credentials=join.credentials, hosted_by=join.hosted_by)
         undo.callback(client.close)
         acceptor = _listen(client.local_host, join)

@@ -17,7 +17,7 @@ import numpy as np
 
 from phalanx.buffers import Array, DType
 from phalanx.collectives import Call, Choice, Team, list_added
-from phalanx.errors import ConfigError, Halted, LinkClosed, PeerLost, PhalanxError
+from phalanx.errors import ConfigError, Halted, LinkClosed, OutOfResources, PeerLost, PhalanxError
 from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
@@ -257,6 +257,9 @@ class Group(Calls):
             return operation.perform(call)
         except ConfigError:
             raise
+        except OutOfResources as error:  # half a call was made, and nobody can finish it
+            self._failure = self._give_up(error)
+            raise
         except PhalanxError as error:
             if self._failure is None:
                 self._failure = arbitrate(error, self._world)
@@ -302,7 +305,7 @@ def make_group(
     rank = names.index(name)
     hosts = [world.hosts[each] for each in names]
     try:
-        team = assemble(rank, names, hosts, world.connector, key, deadline, world.epoch)
+        team = assemble(rank, names, hosts, world.connector, key, deadline, world.epoch, is_world=parent is None)
     except PhalanxError as error:
         raise copy.copy(arbitrate(error, world)) from None
     return Group(world, names, team, key, timeout_s, leave, lanes, parent)

@@ -14,6 +14,7 @@ from phalanx.launch import worker
 from phalanx.launch.env import Launch, worker_environ
 from phalanx.launch.output import Lines, Tail, prefix, write_lines
 from phalanx.launch.verdict import End, first_failure
+from phalanx.transport import usable_cpus
 
 _LOOK_S = 0.05  # how often to look after workers that write nothing
 _READ_BYTES = 1 << 16
@@ -113,7 +114,7 @@ class _Worker:
         before = [prefix(noun, number, size, is_coloured=each.isatty()) for each in (sys.stdout, sys.stderr)]
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program
             [sys.executable, "-I", "-S", worker.__file__, str(os.getpid()), *command],
-            env=worker_environ(launch, threads=max(1, (os.cpu_count() or 1) // size)),
+            env=worker_environ(launch, threads=max(1, usable_cpus() // size)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

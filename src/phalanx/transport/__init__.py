@@ -4,15 +4,17 @@ from phalanx.transport.acceptor import Acceptor, ProvenConnection, call
 from phalanx.transport.address import format_address, is_loopback, own_hosts, parse_address
 from phalanx.transport.arena import STAGE_BYTES, Arena, ArenaSegments, Post
 from phalanx.transport.connector import Connector, LazyLink, TcpConnector
+from phalanx.transport.cpus import usable_cpus
 from phalanx.transport.credentials import Credentials, Tls, make_token, parse_token
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch, Wait
 from phalanx.transport.link import Link, wait_for_links
 from phalanx.transport.memory import MemoryConnector, memory_pair
 from phalanx.transport.pending import Pending
-from phalanx.transport.segment import Place, can_share_memory, host_identity
+from phalanx.transport.segment import Place, can_share_memory, host_identity, why_apart, why_not_share_memory
 from phalanx.transport.segment_pool import Location, SegmentPool
 from phalanx.transport.serial_executor import SerialExecutor
+from phalanx.transport.shortage import shortage_in_words
 from phalanx.transport.stream import NOT_NOW, StreamLink
 from phalanx.transport.tcp import Listener, connect
 
@@ -52,5 +54,9 @@ __all__ = [
     "own_hosts",
     "parse_address",
     "parse_token",
+    "shortage_in_words",
+    "usable_cpus",
     "wait_for_links",
+    "why_apart",
+    "why_not_share_memory",
 ]

@@ -12,6 +12,7 @@ from phalanx.transport.address import format_address, is_loopback
 from phalanx.transport.credentials import Credentials
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
+from phalanx.transport.shortage import explain_shortage
 from phalanx.transport.socket_handshake import SocketHandshake, awaited
 from phalanx.transport.stream import NOT_NOW
 from phalanx.transport.tcp import Listener, connect
@@ -102,7 +103,9 @@ class Acceptor:
             try:
                 accepted = self._listener.accept_nowait()
             except OSError as error:  # it stays readable, so do not look at it for a while
-                _log.warning("nobody can connect to %s for now: %s", format_address(self.address), error.strerror)
+                _log.warning(
+                    "nobody can connect to %s for now: %s", format_address(self.address), explain_shortage(error)
+                )
                 self._selector.unregister(self._listener)
                 self._paused_until = time.monotonic() + _PAUSE_S
                 return

@@ -8,9 +8,7 @@ epoch, so a rank that was stopped and evicted, and wakes up, can only write wher
 
 import mmap
 import os
-import platform
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.errors import DeadlineExceeded, PeerLost
-from phalanx.transport import futex
+from phalanx.transport import futex, membarrier
+from phalanx.transport.cpus import usable_cpus
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch, Wait
 from phalanx.transport.segment import PAGE_BYTES, Place, Segment, map_segment
@@ -46,10 +45,8 @@ _SPINS = 100
 _YIELDS = 100  # not more: on a crowded machine a single one may take milliseconds
 _NAP_S = 5e-3  # who naps is woken, so this is how often to look whether the epoch still holds
 _FIRST_NAP_S, _LONGEST_NAP_S = (_NAP_S, _NAP_S) if futex.IS_THERE else (20e-6, 1e-3)
+_NOTHING: Bytes = np.empty(0, np.uint8)
 _COUNT, _HAS_CLOSED, _IS_NAPPING = range(3)  # the first words of a board
-
-_STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686")
-_barrier = threading.Lock()
 
 
 class Post(NamedTuple):
@@ -110,7 +107,7 @@ class Arena:
         self._meetings = 0
         self._calls = 0
         self._runs = 0
-        self._spins = _SPINS if len(ranks) <= (os.cpu_count() or 1) else 0  # spinning would steal the core a peer needs
+        self._spins = _SPINS if len(ranks) <= usable_cpus() else 0  # spinning would steal the core a peer needs
 
     @property
     def size(self) -> int:
@@ -133,7 +130,8 @@ class Arena:
 
     def arrive(self) -> None:
         """Come to the next meeting without waiting for the others."""
-        _order_memory()
+        if membarrier.IS_NEEDED:
+            membarrier.order_memory()  # whoever sees the new count sees all that was written before it
         self._meetings += 1
         self._counts[self.index][_COUNT] = self._meetings
         for count in self._counts:
@@ -150,7 +148,6 @@ class Arena:
         for index, count in enumerate(self._counts):
             if count[_COUNT] < meeting:
                 self._wait_for(index, meeting, deadline, epoch, during, is_patient=is_patient)
-        _order_memory()
 
     def meet(self, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool = False) -> None:
         """Come to the next meeting and wait for everybody: what they wrote before it can be read after it."""
@@ -173,9 +170,15 @@ class Arena:
         return self._results[turn]
 
     def close(self) -> None:
-        """Say so on the board, and give up the names of what lies here; arrays that use the memory keep it alive."""
-        self._counts[self.index][_HAS_CLOSED] = 1
-        self.pool.close()
+        """Say so on the board, then close and unmap everything; arrays that use memory keep it alive.
+
+        Closing twice is harmless.
+        """
+        if self._counts:
+            self._counts[self.index][_HAS_CLOSED] = 1
+            self.pool.close()
+            self._boards, self._counts, self._stages = [], [], []
+            self._results = (_NOTHING, _NOTHING)
 
     def _wait_for(
         self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool
@@ -223,13 +226,3 @@ class Arena:
 def _stages(memory: mmap.mmap, start: int) -> tuple[Bytes, Bytes]:
     whole = np.frombuffer(memory, np.uint8, 2 * STAGE_BYTES, start)
     return whole[:STAGE_BYTES], whole[STAGE_BYTES:]
-
-
-def _order_memory() -> None:
-    """Keep loads and stores around this point in order, where the processor does not promise it by itself.
-
-    Python has no fence, but a lock must be one.
-    """
-    if not _STRONGLY_ORDERED:
-        with _barrier:
-            pass

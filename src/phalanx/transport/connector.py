@@ -15,6 +15,7 @@ from phalanx.transport.acceptor import Acceptor, call
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
 from phalanx.transport.link import Link
+from phalanx.transport.shortage import shortage_in_words
 from phalanx.transport.stream import NOT_NOW, StreamLink
 from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, Purpose, decode, encode
 
@@ -53,7 +54,8 @@ class LazyLink:
         if self._is_closed:
             raise LinkClosed(f"the link to rank {self.peer} was closed on this side", peer=self.peer)
         if self._link is None:
-            self._link = self._make(deadline)
+            with shortage_in_words(f"cannot make a link to rank {self.peer}"):
+                self._link = self._make(deadline)
 
     def send_nowait(self, data: memoryview) -> int:
         """Hand over as many bytes as there is room for, and return how many."""

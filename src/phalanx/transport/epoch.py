@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from phalanx.errors import PhalanxError
+from phalanx.transport.shortage import shortage_in_words
 
 
 class Wait(NamedTuple):
@@ -34,7 +35,8 @@ class Epoch:
         self.suspect_mismatch: Callable[[], None] = lambda: None
         self.left: frozenset[int] = frozenset()
         self.error: PhalanxError | None = None
-        self._read_end, self._write_end = socket.socketpair()
+        with shortage_in_words("cannot begin an epoch"):
+            self._read_end, self._write_end = socket.socketpair()
 
     def revoke(self, error: PhalanxError) -> None:
         """End all waits, now and later, with ``error``; the first reason given stays."""

@@ -12,10 +12,12 @@ import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from errno import EMFILE, ENFILE
+from errno import ENOENT
 from pathlib import Path
 
 from phalanx.errors import ConfigError
+from phalanx.transport import membarrier
+from phalanx.transport.shortage import explain_shortage, is_shortage, shortage_in_words
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -49,8 +51,8 @@ class Segment:
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
                 memory = mmap.mmap(descriptor, size)
             except OSError as error:
-                advice = "keep buffers and use them again" if error.errno in (EMFILE, ENFILE) else "ask for less"
-                raise ConfigError(f"cannot have {size} bytes of shared memory: {error.strerror}; {advice}") from error
+                why = explain_shortage(error) if is_shortage(error) else error.strerror
+                raise ConfigError(f"cannot have {size} bytes of shared memory: {why}") from error
             undo.pop_all()
         return cls(Place(os.getpid(), descriptor, os.fstat(descriptor).st_ino), memory)
 
@@ -60,23 +62,57 @@ class Segment:
 
 
 def map_segment(place: Place, *, writable: bool) -> mmap.mmap:
-    """The memory of another process's segment. Raises ``OSError`` if it is out of reach."""
-    flags = os.O_RDWR if writable else os.O_RDONLY
-    descriptor = os.open(f"/proc/{place.pid}/fd/{place.descriptor}", flags | os.O_CLOEXEC)
-    try:
+    """Return the memory of another process's segment. Raises ``OSError`` if it is out of reach."""
+    flags, prot = (os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE) if writable else (os.O_RDONLY, mmap.PROT_READ)
+    with ExitStack() as undo, shortage_in_words("cannot map the memory of another rank"):
+        descriptor = os.open(f"/proc/{place.pid}/fd/{place.descriptor}", flags | os.O_CLOEXEC)
+        undo.callback(os.close, descriptor)
         found = os.fstat(descriptor)
         if found.st_ino != place.inode:
-            raise FileNotFoundError(f"process {place.pid} holds another file at descriptor {place.descriptor}")
-        return mmap.mmap(
-            descriptor, found.st_size, prot=mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        )
-    finally:
-        os.close(descriptor)
+            raise FileNotFoundError(ENOENT, f"process {place.pid} has another file at descriptor {place.descriptor}")
+        return mmap.mmap(descriptor, found.st_size, prot=prot)
+
+
+def is_there(place: Place) -> bool:
+    """Whether the process that made a segment still has it open."""
+    try:
+        return os.stat(f"/proc/{place.pid}/fd/{place.descriptor}").st_ino == place.inode  # noqa: PTH116 - a link
+    except OSError:
+        return False
 
 
 def can_share_memory() -> bool:
     """Whether this system has what segments need (Linux); elsewhere ranks talk over TCP."""
     return sys.platform == "linux" and hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
+
+
+def why_not_share_memory() -> str | None:
+    """Return why this process cannot share memory with others, or None if it can. Tries what sharing needs."""
+    if not can_share_memory():
+        return "this system has no anonymous files (memfd_create), or no /proc"
+    with ExitStack() as undo, shortage_in_words("cannot have shared memory"):
+        try:
+            descriptor = os.memfd_create("phalanx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            undo.callback(os.close, descriptor)
+            os.close(os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
+            if membarrier.IS_NEEDED:
+                membarrier.register()
+        except OSError as error:
+            if is_shortage(error):
+                raise
+            return f"the system refuses what that needs: {error}"
+    return None
+
+
+def why_apart(host: str, other: str) -> str | None:
+    """Return why two hosts, given by their identities, share no memory although they are one machine; else None."""
+    machine, namespace, user = (*host.split("/"), "", "")[:3]
+    other_machine, other_namespace, other_user = (*other.split("/"), "", "")[:3]
+    if machine != other_machine:
+        return None
+    if namespace != other_namespace:
+        return "they run in different containers (process namespaces)"
+    return "they run as different users" if user != other_user else None
 
 
 def host_identity() -> str:

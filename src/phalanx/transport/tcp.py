@@ -1,6 +1,5 @@
 """TCP connections: making them, tuning them, accepting them."""
 
-import errno
 import os
 import select
 import socket
@@ -13,12 +12,12 @@ from phalanx.errors import ConfigError, ConnectError, PeerLost, PhalanxError, Pr
 from phalanx.transport.address import format_address, is_loopback
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
+from phalanx.transport.shortage import is_shortage
 from phalanx.wire import Address
 
 _ATTEMPT_S = 3.0  # one silent address must not use up the time of the others
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 0.5
 _LOOPBACK_BUFFER_BYTES = 1 << 21  # fits the processor's cache; what the kernel would grow to does not (docs/log.md)
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Prove = Callable[[socket.socket, Deadline], socket.socket]
 """Makes a bare connection one that has proven itself, before the deadline; closes it and raises if that fails."""
@@ -33,6 +32,8 @@ class Listener:
             self._socket = socket.create_server((host, port), family=family, backlog=4096)
         except OSError as error:
             where = format_address(Address(host=host, port=port))
+            if is_shortage(error):
+                raise
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
             raise ConfigError(f"cannot listen on {where}: {why}; choose another address or port") from error
         self._socket.setblocking(False)
@@ -51,7 +52,7 @@ class Listener:
         try:
             connected, origin = self._socket.accept()
         except OSError as error:
-            if error.errno in _EXHAUSTED:
+            if is_shortage(error):
                 raise
             return None  # none there, or it hung up before it was accepted
         try:
@@ -157,6 +158,8 @@ def _try(address: Address, deadline: Deadline, prove: Prove | None, failures: _F
             connected = _reach(socket.socket(family, kind, protocol), where, patience)
             return prove(connected, patience) if prove else connected
         except OSError as error:
+            if is_shortage(error):
+                raise
             failures.words.append(f"{origin}: {error.strerror or error}")
         except PhalanxError as error:
             failures.words.append(f"{origin}: {error}")

@@ -1,7 +1,6 @@
 """The training that ``phalanx bench step`` and ``phalanx bench zero`` measure, and having workers do it."""
 
 import importlib.metadata
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 from phalanx.errors import ConfigError
 from phalanx.launch import local
 from phalanx.train.config import ModelConfig
+from phalanx.transport import usable_cpus
 
 ANSWER = "answer"
 
@@ -75,4 +75,4 @@ def drive(
 
 def describe_machine(ranks: int) -> str:
     """On what was measured, in words."""
-    return f"{ranks} workers of one thread on {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}"
+    return f"{ranks} workers of one thread on {usable_cpus()} cores, torch {importlib.metadata.version('torch')}"
