@@ -38,9 +38,9 @@ def commands() -> Iterator[object]:
                 yield pytest.param(command, id=f"{document.relative_to(ROOT)}: {command}")
 
 
-def run(*command: str) -> str:
+def run(*command: str, folder: Path = ROOT) -> str:
     """What a command prints; AssertionError with all its words if it fails."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -61,8 +61,8 @@ def test_an_example_runs_alone(example):
 
 
 @pytest.mark.parametrize(("code", "shown"), list(code_blocks()))
-def test_code_in_a_document_runs_and_prints_what_is_shown(code, shown):
-    printed = run(sys.executable, "-c", code)
+def test_code_in_a_document_runs_and_prints_what_is_shown(code, shown, tmp_path):
+    printed = run(sys.executable, "-c", code, folder=tmp_path)
 
     assert shown is None or printed == shown
 
