@@ -20,6 +20,7 @@ def bench(*options):
     return CliRunner().invoke(app, ["all-reduce", "--rounds", "1", *options])
 
 
+@pytest.mark.slow
 def test_json_has_one_object_for_every_system_and_size():
     said = bench("--ranks", "2", "--sizes", "4KiB,1MiB", "--systems", "arena,copy,tcp", "--json")
 

@@ -78,7 +78,7 @@ def test_what_moves_arrives_as_it_was(size, over):
 
 
 @each_world
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_what_one_rank_sends_the_other_receives(size, over):
     def on_rank(group):
         right, left = (group.rank + 1) % size, (group.rank - 1) % size
@@ -93,7 +93,7 @@ def test_what_one_rank_sends_the_other_receives(size, over):
     World(size, over).run(on_rank)
 
 
-@each_world
+@pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp", "arena"])
 @pytest.mark.parametrize(
     "dtype", [DType.F32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (DType.BF16, DType.I8))]
 )

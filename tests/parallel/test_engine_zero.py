@@ -21,7 +21,7 @@ def full():
     return run(1, steps=12, micro=2, clip=0.5, model=Wide)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
 @pytest.mark.parametrize("over", ["tcp", "arena"])
 def test_weights_are_those_of_the_full_optimizer(size, over, full):
     assert run(size, over, steps=12, micro=2, clip=0.5, model=Wide, zero=True) == full
@@ -74,7 +74,9 @@ def test_a_rank_that_owns_nothing_takes_part():
     assert len({digest for _, digest in results}) == 1
 
 
-@pytest.mark.parametrize("sizes", [(4, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 2), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((4, 1), (1, 3)))]
+)
 def test_a_run_goes_on_with_another_number_of_workers(sizes, tmp_path):
     def first(group):
         engine = make_engine(group, clip=0.5, model=Wide, zero=True)

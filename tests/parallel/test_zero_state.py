@@ -20,7 +20,7 @@ from phalanx.errors import ConfigError
 from phalanx.parallel import DataParallel, ZeroOptimizer
 
 ALL = BY_BLOCKS | BY_PARAMETERS
-QUICK = ["adamw", "adagrad", "adafactor", "counting"]
+QUICK = ["adamw", "adafactor"]
 KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ALL if kind not in QUICK)]
 
 

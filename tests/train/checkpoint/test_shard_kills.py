@@ -97,7 +97,7 @@ def test_an_interruption_of_one_rank_leaves_no_litter(folder):
 # Kills
 
 
-@pytest.mark.parametrize(("killed", "least"), [(0, 20), (2, 1)])
+@pytest.mark.parametrize(("killed", "least"), [pytest.param(0, 20, marks=pytest.mark.slow), (2, 1)])
 def test_killed_before_any_change_to_the_disk_there_is_a_whole_checkpoint_and_the_next_one_can_be_saved(
     tmp_path, killed, least
 ):
