@@ -125,5 +125,5 @@ def _from_numpy(dtype: np.dtype[Any]) -> DType:  # Any: as in Array
 
 
 def as_bytes(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
+    """Return the bytes of a contiguous array."""
     return array.data.cast("B") if array.size else memoryview(b"")

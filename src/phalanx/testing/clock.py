@@ -10,7 +10,7 @@ class ManualClock:
         self._now = now
 
     def __call__(self) -> float:
-        """The time it shows."""
+        """Return the time that it shows."""
         return self._now
 
     def advance(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""One suite for every transport: what ``Link`` promises, put to the test."""
+"""Checks of what ``Link`` promises, for every transport."""
 
 import threading
 from collections.abc import Callable
@@ -15,9 +15,9 @@ _BOUND_BYTES = 1 << 27
 
 
 def check_link(make_pair: Callable[[], tuple[Link, Link]], *, timeout_s: float = 10.0) -> None:
-    """Raise AssertionError, saying which rule was broken, unless a link keeps the contract of ``Link``.
+    """Raise AssertionError, which says what rule was broken, unless a link keeps the contract of ``Link``.
 
-    ``make_pair`` returns both ends of a fresh link. Each rule gets its own, and ``timeout_s`` to come to an end.
+    ``make_pair`` returns both ends of a new link. Each rule gets a link of its own, and may take ``timeout_s``.
     """
     for rule in _RULES:
         _check(rule, make_pair, timeout_s)
@@ -177,7 +177,7 @@ _RULES = (
 
 
 def _check(rule: Callable[[_Pair], None], make_pair: Callable[[], tuple[Link, Link]], timeout_s: float) -> None:
-    """Try one rule in a thread of its own, which is left behind if the link blocks it for ever."""
+    """Check one rule in a thread of its own, which is abandoned if the link blocks it for ever."""
     name = rule.__name__.strip("_").replace("_", " ")
     found: list[Exception] = []
 
@@ -211,11 +211,11 @@ def _expect(kind: type[LinkClosed | PeerLost], action: Callable[[], object], wha
 
 
 def _send_until_refused(pair: _Pair) -> None:
-    """Send to an end that is gone: the news may take a moment to come back."""
+    """Send to a closed end until that fails: it may take a moment before this end knows."""
     while not pair.deadline.has_passed:
         pair.left.send_nowait(memoryview(b"x"))
 
 
 def _pattern(size_bytes: int) -> bytes:
-    """Bytes that show it when some are lost, doubled or exchanged."""
+    """Return bytes in which it shows if some are lost, doubled or exchanged."""
     return np.arange(-(-size_bytes // 4), dtype=np.uint32).tobytes()[:size_bytes]

@@ -12,10 +12,10 @@ _PIECE_BYTES = 1 << 16  # how much a delayed link takes at most between two dela
 class FaultyLink:
     """A link that delays, damages or cuts what this end sends; wrap the other end for the other direction.
 
-    ``delay_s``: after each piece it takes no more for a random time up to this. A caller that polls meanwhile finds
-    the link ready and is refused, so keep it short. ``corrupt_at``: one bit of the byte at this position is flipped.
-    ``cut_after``: both ends lose each other once this many bytes have been sent. The seed decides everything that is
-    random: how long the delays and pieces are, and which bit flips.
+    ``delay_s``: after each piece the link takes no more for a random time up to this. Keep it short: a caller that
+    polls meanwhile finds the link ready although it takes nothing. ``corrupt_at``: one bit of the byte at this position
+    is flipped. ``cut_after``: both ends lose each other when this many bytes have been sent. The seed decides how long
+    delays and pieces are, and which bit is flipped.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FaultyLink:
         self._cut_if_due()
 
     def send_nowait(self, data: memoryview) -> int:
-        """Hand over what the faults let through, and return how many bytes."""
+        """Hand over the bytes that the faults let through, and return how many."""
         self._check_cut()
         now = time.monotonic()
         if now < self._held_until:
@@ -68,7 +68,7 @@ class FaultyLink:
         self._link.close()
 
     def _spoil(self, data: memoryview) -> memoryview:
-        """The next piece of ``data``, as it will arrive."""
+        """Return the next piece of ``data`` as it will arrive."""
         length = len(data)
         if self._cut_after is not None:
             length = min(length, self._cut_after - self._sent)

@@ -45,7 +45,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def observe(rank: int, function: Callable[[], object]) -> Outcome:
-    """Run ``function`` and keep what comes of it."""
+    """Run ``function`` and return its result or error."""
     try:
         result = function()
     except BaseException as error:  # noqa: BLE001 - it is raised again where the test is
@@ -61,12 +61,12 @@ def observe(rank: int, function: Callable[[], object]) -> Outcome:
 
 
 def pack(outcome: Outcome) -> bytes:
-    """The outcome as bytes; results may hold numbers, text, lists, dictionaries and numpy arrays."""
+    """Return the outcome as bytes; results may hold numbers, text, lists, dictionaries and numpy arrays."""
     return msgspec.msgpack.encode(outcome, enc_hook=_pack_array)
 
 
 def unpack(data: bytes) -> Outcome:
-    """The outcome that ``pack`` made bytes of."""
+    """Return the outcome that ``pack`` turned into bytes."""
     return msgspec.msgpack.decode(data, type=Outcome, ext_hook=_unpack_array)
 
 

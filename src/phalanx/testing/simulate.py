@@ -55,7 +55,7 @@ class _Group:
         self.elements_sent = [0] * len(sources)
 
     def carry_out(self, index: int, rounds: Sequence[Round]) -> None:
-        """Let every rank do its round: all messages leave before any arrives."""
+        """Carry out one round of every rank: all messages leave before any arrives."""
         for rank, mine in enumerate(rounds):
             _check_apart(mine, f"round {index}, rank {rank}", in_place=self._sources[rank] is self._targets[rank])
         under_way = self._post(index, rounds)
@@ -110,7 +110,7 @@ def _take(under_way: dict[tuple[int, int], Array], index: int, rank: int, receiv
 
 
 def _check_apart(mine: Round, where: str, *, in_place: bool) -> None:
-    """Refuse a round whose outcome would depend on which message comes first."""
+    """Raise PlanError if the outcome of a round depends on which message comes first."""
     for one, other in combinations(mine.receives, 2):
         is_fold = one.then is other.then is Then.FOLD and one.part == other.part
         if _overlap(one.part, other.part) and not is_fold:

@@ -22,9 +22,9 @@ Wrap = Callable[[int, Link], Link]
 class World:
     """Runs a function on every rank of a group.
 
-    ``over`` is what data goes over: ``"memory"`` (threads only), ``"tcp"`` or ``"arena"``. Ranks are threads unless
-    ``processes``, which can be killed and stopped. ``hosts`` names a simulated host for each rank: ranks of different
-    hosts share no memory. ``wrap(rank, link)`` returns what a rank shall use instead of a memory link, for example
+    ``over`` says how data travels: ``"memory"`` (threads only), ``"tcp"`` or ``"arena"``. Ranks are threads, or with
+    ``processes`` processes, which can be killed and stopped. ``hosts`` names a simulated host for each rank: ranks of
+    different hosts share no memory. ``wrap(rank, link)`` returns what a rank uses instead of a memory link, for example
     ``FaultyLink(link, cut_after=4096)``. With ``lanes`` the group takes steps.
     """
 
@@ -60,7 +60,7 @@ class World:
         return self.start(function).results()
 
     def start(self, function: Function) -> "Run":
-        """Begin ``function(group)`` on every rank."""
+        """Start ``function(group)`` on every rank."""
         return _Processes(self, function) if self.processes else _Threads(self, function)
 
     def join(self, rank: int, coordinator: Address, connector: Connector | None = None) -> Group:
@@ -83,13 +83,13 @@ class Run:
     """A world at work."""
 
     def outcomes(self) -> list[Outcome]:
-        """Wait for every rank that is not killed, and return what became of each that lived, by rank."""
+        """Wait for every rank, and return the outcomes of those that were not killed, by rank."""
         raise NotImplementedError
 
     def results(self) -> list[Any]:  # Any: what the function returned
         """Wait for every rank; return the results by rank, or raise the first error.
 
-        The first is the one that came first, but a rank that only reports another's failure comes last.
+        Errors of the function come before errors that only report the failure of another rank.
         """
         outcomes = self.outcomes()
         failed = [outcome for outcome in outcomes if outcome.kind]
@@ -186,11 +186,11 @@ class _Child:
         theirs.close()
 
     def begin(self, coordinator: Address) -> None:
-        """Let it join."""
+        """Let the rank join its group."""
         self._socket.sendall(format_address(coordinator).encode())
 
     def outcome(self) -> Outcome | None:
-        """Wait for its end; None if it was killed."""
+        """Wait for the end of the process; return None if it was killed."""
         data = b"".join(iter(lambda: self._socket.recv(1 << 20), b""))
         os.waitpid(self.pid, 0)
         self._socket.close()

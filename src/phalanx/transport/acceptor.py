@@ -1,4 +1,4 @@
-"""Where connections prove themselves, before anything they say is listened to."""
+"""Accepting connections: both sides prove who they are before anything else is read."""
 
 import logging
 import selectors
@@ -19,7 +19,7 @@ from phalanx.transport.tcp import Listener, connect
 from phalanx.wire import Address, Purpose
 
 _PATIENCE_S = 10.0  # to prove oneself
-_AWAY_S = 1.0  # who is judged this much too late was not attended to: the fault is ours
+_AWAY_S = 1.0  # if we look at a connection this much too late, the delay is ours
 _PAUSE_S = 1.0  # when this machine has no descriptor left
 _MOST_UNPROVEN = 512
 _MOST_AT_ONCE = 64  # accepted in one go, so that the others get their turn
@@ -28,7 +28,7 @@ _log = logging.getLogger("phalanx")
 
 @dataclass(frozen=True, slots=True)
 class ProvenConnection:
-    """A connection that has proven itself, and never waits.
+    """A connection whose other side has proven itself. Its socket does not block.
 
     ``opening`` is what was read of another protocol's first message, and empty in ours.
     """
@@ -39,11 +39,11 @@ class ProvenConnection:
 
 
 class Acceptor:
-    """Listens, and lets in only who knows the token and has come for ``purpose``; who has not is logged.
+    """Listens, and accepts only connections that know the token and come for ``purpose``; it logs the others.
 
-    It never waits: its owner polls its descriptor, and calls ``arrivals`` when that is readable or ``next_due`` has
-    come. ``knows_foreign`` says from the first bytes of a connection whether it speaks another wire that the owner
-    understands: that one is let in as it is. Without a token only this machine can be listened to.
+    It never waits. Its owner polls its descriptor, and calls ``arrivals`` when that is readable or ``next_due`` has
+    come. ``knows_foreign`` says from the first bytes of a connection whether it speaks another protocol that the owner
+    understands: such a connection has nothing to prove. Without a token an acceptor listens only on this machine.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Acceptor:
 
     @property
     def next_due(self) -> float | None:
-        """When ``arrivals`` should be called even if nothing happens, by the monotonic clock."""
+        """The time, by the monotonic clock, at which to call ``arrivals`` even if nothing happens; or None."""
         pause = [] if self._paused_until is None else [self._paused_until]
         return min([*self._strangers.values(), *pause], default=None)
 
     def fileno(self) -> int:
-        """Readable when there is something to do."""
+        """The descriptor to poll: readable when there is something to do."""
         return self._selector.fileno()
 
     def arrivals(self) -> list[ProvenConnection]:
-        """Who has proven itself since this was asked last."""
+        """Return the connections that have proven themselves since the last time."""
         ready = {key.fileobj: key.data for key, _ in self._selector.select(0)}
         has_callers = ready.pop(self._listener, None) is not None
         arrived = [arrival for handshake in ready.values() if (arrival := self._attend(handshake))]
@@ -92,7 +92,7 @@ class Acceptor:
         return arrived
 
     def close(self) -> None:
-        """Stop listening, and hang up on who has not proven itself. Closing twice is harmless."""
+        """Stop listening, and close connections that have not proven themselves. Closing twice is harmless."""
         self._listener.close()
         for handshake in self._strangers:
             handshake.socket.close()

@@ -19,7 +19,7 @@ def parse_address(text: str) -> Address:
 
 
 def format_address(address: Address) -> str:
-    """``host:port``, with brackets around an IPv6 host."""
+    """Return ``host:port``, with brackets around an IPv6 host."""
     return f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
 
 
@@ -33,11 +33,11 @@ def is_loopback(host: str) -> bool:
 
 
 def own_hosts(reached_from: str) -> tuple[str, ...]:
-    """The addresses under which peers may reach this machine, best first.
+    """Return the addresses under which peers may reach this machine, best first.
 
-    ``reached_from`` is the local end of a connection that works, so it comes first. If it is a loopback
-    address, it helps peers on this machine only, and what the routing table and the resolver say is added
-    for the others; names that resolve to a loopback address (Debian's 127.0.1.1) are never published.
+    ``reached_from`` is the local end of a connection that works, so it comes first. A loopback address helps only
+    peers on this machine: then the addresses that the routing table and the resolver know are added for the others.
+    Names that resolve to a loopback address (Debian's 127.0.1.1) are never published.
     """
     if not is_loopback(reached_from):
         return (reached_from,)

@@ -1,9 +1,9 @@
 """The memory that the ranks of one host share: flags to meet at, words to compare, and buffers.
 
-Every rank owns one *board*, which it alone can write and its peers can read. On it stand how many meetings
-the rank has come to and, for its latest two calls, what it is doing and where its data lies; behind them is
-room to show runs of data that lie elsewhere. The *results* are written by all. They are made anew for every
-epoch, so a rank that was stopped and evicted, and wakes up, can only write where nobody reads any more.
+Every rank owns one *board*, which it alone can write and its peers can read. The board says how many meetings the
+rank has come to. For the rank's latest two calls it says what the rank is doing and where its data lies. Behind that
+is room for runs of data that lie outside the arena. All ranks write the *results*. They are new in every epoch: a rank
+that was stopped and evicted, and wakes up, can only write where nobody reads any more.
 """
 
 import mmap
@@ -43,14 +43,14 @@ _NO_TARGET = (0, _NOWHERE)
 
 _SPINS = 100
 _YIELDS = 100  # not more: on a crowded machine a single one may take milliseconds
-_NAP_S = 5e-3  # who naps is woken, so this is how often to look whether the epoch still holds
+_NAP_S = 5e-3  # a sleeper is woken, so this is only how often it checks whether the epoch still holds
 _FIRST_NAP_S, _LONGEST_NAP_S = (_NAP_S, _NAP_S) if futex.IS_THERE else (20e-6, 1e-3)
 _NOTHING: Bytes = np.empty(0, np.uint8)
 _COUNT, _HAS_CLOSED, _IS_NAPPING = range(3)  # the first words of a board
 
 
 class Post(NamedTuple):
-    """What one rank said about its call: the words, and where its input and its shared output lie, if here."""
+    """What one rank said about its call: the words, and where its input and output lie, if they are in the arena."""
 
     words: bytes
     source: Location | None
@@ -58,7 +58,7 @@ class Post(NamedTuple):
 
     @classmethod
     def unpack(cls, posted: bytes) -> "Post":
-        """Read what stands on a board."""
+        """Read a post from the bytes on a board."""
         words, descriptor, inode, offset, target_inode, target_offset = _SLOT.unpack(posted)
         source = None if offset == _NOWHERE else Location(descriptor, inode, offset)
         return cls(words, source, None if target_offset == _NOWHERE else (target_inode, target_offset))
@@ -66,24 +66,24 @@ class Post(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArenaSegments:
-    """What a rank brings to an arena, and its peers need to know to find it."""
+    """The memory that a rank brings to an arena; its peers need to know where it is."""
 
     board: Segment
     results: Segment
 
     @classmethod
     def create(cls) -> "ArenaSegments":
-        """A fresh board, and results that are used if this rank turns out to be the host's first."""
+        """Make a board, and results, which are used if this rank is the first of its host."""
         return cls(Segment.create(PAGE_BYTES + 2 * STAGE_BYTES), Segment.create(2 * STAGE_BYTES))
 
     def release(self) -> None:
-        """Give up the names; memory that is still mapped stays."""
+        """Close the descriptors; memory that is still mapped stays."""
         self.board.release()
         self.results.release()
 
 
 class Arena:
-    """The shared memory of the ranks of one host, as the one at ``index`` sees it.
+    """The shared memory of the ranks of one host, as the rank at ``index`` sees it.
 
     Raises ``OSError`` where a peer's memory is out of reach.
     """
@@ -124,7 +124,7 @@ class Arena:
         self.arrive()
 
     def posts(self) -> tuple[bytes, ...]:
-        """What every rank of the host said about the call they have met for, by index: ``Post.unpack`` reads it."""
+        """Return what every rank said about the call they have met for, by index: ``Post.unpack`` reads it."""
         start, stop = _SLOT_SPANS[self._calls % 2]
         return tuple([board[start:stop] for board in self._boards])
 
@@ -135,14 +135,14 @@ class Arena:
         self._meetings += 1
         self._counts[self.index][_COUNT] = self._meetings
         for count in self._counts:
-            if count[_IS_NAPPING]:  # seen too late, it costs who naps one nap
+            if count[_IS_NAPPING]:  # if this is seen too late, the sleeper sleeps to the end of its time
                 futex.wake(self._addresses[self.index])
                 break
 
     def wait(self, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool = False) -> None:
         """Wait until all ranks of the host have come to the meeting this rank came to last.
 
-        Who ``is_patient`` naps at once, and leaves the core to others: to the thread that computes, for example.
+        A patient waiter sleeps immediately instead of spinning first, and so leaves its CPU to other threads.
         """
         meeting = self._meetings
         for index, count in enumerate(self._counts):
@@ -150,27 +150,27 @@ class Arena:
                 self._wait_for(index, meeting, deadline, epoch, during, is_patient=is_patient)
 
     def meet(self, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool = False) -> None:
-        """Come to the next meeting and wait for everybody: what they wrote before it can be read after it."""
+        """Come to the next meeting and wait for all ranks. What a rank wrote before it, all can read after it."""
         self.arrive()
         self.wait(deadline, epoch, during, is_patient=is_patient)
 
     # Runs
 
     def next_run(self) -> int:
-        """Which of the two stages the next run goes through; all ranks count runs alike."""
+        """Return which of the two stages the next run goes through; all ranks count runs alike."""
         self._runs += 1
         return self._runs % 2
 
     def stage(self, index: int, turn: int) -> Bytes:
-        """Room for one run of data of the rank at ``index``; only that rank can write it."""
+        """Return the room for one run of data of the rank at ``index``; only that rank can write it."""
         return self._stages[index][turn]
 
     def result(self, turn: int) -> Bytes:
-        """Room for one run of results, which all write and read."""
+        """Return the room for one run of results, which all ranks write and read."""
         return self._results[turn]
 
     def close(self) -> None:
-        """Say so on the board, then close and unmap everything; arrays that use memory keep it alive.
+        """Say on the board that this rank has left, then close and unmap everything. Arrays keep their memory alive.
 
         Closing twice is harmless.
         """

@@ -1,4 +1,4 @@
-"""What a connection proves itself with: a token, and certificates where the network is not trusted."""
+"""How the two ends of a connection prove who they are: a token, and certificates on networks that are not trusted."""
 
 import secrets
 import ssl
@@ -59,7 +59,7 @@ class Credentials:
 
 
 def parse_token(text: str, where: str) -> bytes:
-    """The token that ``text`` holds; ``where`` says where it was found, since an error must not quote it."""
+    """Return the token in ``text``. ``where`` says where it was found, since an error must not quote it."""
     token = text.strip()
     if len(token) < _FEWEST_CHARACTERS:
         raise ConfigError(
@@ -70,5 +70,5 @@ def parse_token(text: str, where: str) -> bytes:
 
 
 def make_token() -> str:
-    """A fresh token, too long to guess."""
+    """Return a new token, too long to guess."""
     return secrets.token_urlsafe(32)

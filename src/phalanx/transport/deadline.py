@@ -18,7 +18,7 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, seconds: float, clock: Callable[[], float] = time.monotonic) -> "Deadline":
-        """The moment ``seconds`` from now."""
+        """Return the moment ``seconds`` from now."""
         if not 0 < seconds <= _LONGEST_S:
             raise ConfigError(f"every wait ends: give more than 0 seconds and at most {_LONGEST_S}, not {seconds}")
         return cls(clock() + seconds, seconds, clock)
@@ -29,5 +29,5 @@ class Deadline(NamedTuple):
         return self.clock() >= self.at
 
     def remaining_s(self) -> float:
-        """Seconds left, never negative."""
+        """Return the seconds that are left, never fewer than 0."""
         return max(0.0, self.at - self.clock())

@@ -1,4 +1,4 @@
-"""Sleeping until a word of shared memory changes, where the system has a way to do that."""
+"""Sleeping until a word of shared memory changes, on systems that can do that."""
 
 import ctypes
 import platform
@@ -20,9 +20,9 @@ _call.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32,
 
 
 def sleep_while(address: int, value: int, timeout_s: float) -> None:
-    """Sleep while the word of 32 bits at ``address`` is ``value``, until somebody wakes who sleeps there.
+    """Sleep while the word of 32 bits at ``address`` is ``value``, until somebody calls ``wake`` for that address.
 
-    It may return earlier, and returns after ``timeout_s`` in any case: who calls this looks again.
+    This may return earlier, and returns after ``timeout_s`` in any case: the caller looks at the word again.
     """
     if _NUMBER is None:
         time.sleep(timeout_s)
@@ -31,7 +31,7 @@ def sleep_while(address: int, value: int, timeout_s: float) -> None:
 
 
 def wake(address: int) -> None:
-    """Wake everybody, in any process, who sleeps on the word at ``address``."""
+    """Wake all threads, in any process, that sleep on the word at ``address``."""
     if _NUMBER is not None:
         _call(_NUMBER, address, _WAKE, _EVERYBODY, None)
 

@@ -13,9 +13,9 @@ _LOOK_S = 0.02  # how often a rank that waits looks whether its epoch still hold
 
 
 def memory_pair(left: int, right: int) -> tuple[StreamLink, StreamLink]:
-    """Both ends of a link that never leaves this process: ``left``'s end, then ``right``'s.
+    """Return both ends of a link inside this process: ``left``'s end, then ``right``'s.
 
-    A socket pair, so that room is as bounded and as real as between hosts: what would deadlock there does here.
+    It is a socket pair, so its room is bounded as between hosts: a plan that deadlocks there deadlocks here, too.
     """
     left_end, right_end = socket.socketpair()
     return StreamLink(left_end, right), StreamLink(right_end, left)
@@ -47,7 +47,7 @@ class MemoryConnector:
             return self._unclaimed.pop((key, rank, peer))
 
     def close(self) -> None:
-        """Drop the ends that nobody came for. Closing twice is harmless."""
+        """Close the ends that nobody has asked for. Closing twice is harmless."""
         with self._changed:
             while self._unclaimed:
                 self._unclaimed.popitem()[1].close()

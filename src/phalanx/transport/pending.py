@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class Pending(Generic[Result]):
-    """Holds the place of a result until it is there, or the error that came instead."""
+    """The future result of an operation, or the error that came instead."""
 
     def __init__(self, what: object) -> None:
         self.what = what

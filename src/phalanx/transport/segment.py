@@ -1,8 +1,8 @@
 """Memory that other processes of this host can map, and that leaves nothing behind.
 
-A segment is an anonymous file that exists only as long as somebody holds it open or mapped, so ``kill -9``
-of everybody frees it. Peers find it through its owner's descriptor table, which the kernel guards: only
-processes of the same user, in the same process namespace, get in.
+A segment is an anonymous file. It exists only as long as a process has it open or mapped, so ``kill -9`` of all
+processes frees it. Peers open it through its owner's descriptor table. The kernel lets in only processes of the same
+user, in the same process namespace.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ PAGE_BYTES = mmap.PAGESIZE
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where a segment can be found: a descriptor of a process, and the file number that proves it is the one meant."""
+    """Where a segment can be found: a descriptor of a process, and the inode, to prove that it is the right file."""
 
     pid: int
     descriptor: int
@@ -33,14 +33,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Memory of this process that its host's other ranks can map."""
+    """Memory of this process that the other ranks of its host can map."""
 
     place: Place
     memory: mmap.mmap
 
     @classmethod
     def create(cls, size_bytes: int) -> "Segment":
-        """Fresh zeroed memory of at least ``size_bytes``, rounded up to whole pages."""
+        """Make zeroed memory of at least ``size_bytes``, rounded up to whole pages."""
         size = max(1, -(-size_bytes // PAGE_BYTES)) * PAGE_BYTES
         with ExitStack() as undo:
             try:
@@ -57,7 +57,7 @@ class Segment:
         return cls(Place(os.getpid(), descriptor, os.fstat(descriptor).st_ino), memory)
 
     def release(self) -> None:
-        """Give up this process's hold on the name; arrays that use the memory keep it alive."""
+        """Close the descriptor; arrays that use the memory keep it alive."""
         os.close(self.place.descriptor)
 
 
@@ -116,7 +116,7 @@ def why_apart(host: str, other: str) -> str | None:
 
 
 def host_identity() -> str:
-    """A word that is equal on two ranks only if they can map each other's segments: same boot, namespaces and user."""
+    """Return a word that two ranks share only if they can map each other's segments: same boot, namespace and user."""
     if not can_share_memory():
         return f"{socket.gethostname()}/{os.urandom(8).hex()}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""Operations one after another, in the order in which they were asked for."""
+"""Running operations one after another, in the order in which they were submitted."""
 
 import threading
 from collections import deque
@@ -13,10 +13,9 @@ Result = TypeVar("Result")
 
 
 class SerialExecutor:
-    """Where operations stand in line: whoever can go at once runs in its own thread, the rest in one that is named.
+    """Runs operations one at a time: a blocking one in the caller's thread if nothing waits, the others in its own.
 
-    Handing an operation to another thread costs more than a small collective does, so a blocking call that finds the
-    line empty does its work itself.
+    Handing an operation to another thread costs more than a small collective.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +27,7 @@ class SerialExecutor:
         self._thread: threading.Thread | None = None
 
     def run(self, what: object, function: Callable[..., Result], *arguments: object) -> Result:
-        """Call ``function`` when what was asked for before is done, and return its result."""
+        """Call ``function`` when all earlier operations are done, and return its result."""
         if self._waiting or not self._turn.acquire(blocking=False):
             return self.submit(what, function, *arguments).wait()
         try:
@@ -37,7 +36,7 @@ class SerialExecutor:
             self._turn.release()
 
     def submit(self, what: object, function: Callable[..., Result], *arguments: object) -> Pending[Result]:
-        """Have ``function`` called when what was asked for before is done; ``what`` says what it does."""
+        """Have ``function`` called when all earlier operations are done; ``what`` says what it does, for errors."""
         pending: Pending[Result] = Pending(what)
         with self._arrived:
             if self._is_closing:
@@ -50,7 +49,7 @@ class SerialExecutor:
         return pending
 
     def close(self) -> None:
-        """Finish what stands in line, then stop. Closing twice is harmless."""
+        """Finish what was submitted, then stop. Closing twice is harmless."""
         with self._arrived:
             self._is_closing = True
             self._arrived.notify()

@@ -19,9 +19,9 @@ _DRAIN_BYTES = 4096
 
 
 class SocketHandshake:
-    """A connection that has yet to prove itself, with TLS if the credentials say so; it never waits of its own accord.
+    """A connection that has yet to prove itself, over TLS if the credentials say so.
 
-    ``opening`` is what it began with, if ``knows_foreign`` knew that for another wire's: then it has nothing to prove.
+    ``opening`` is what it began with, if ``knows_foreign`` recognised another protocol: then it has nothing to prove.
     """
 
     def __init__(
@@ -44,7 +44,10 @@ class SocketHandshake:
         self.opening = b""
 
     def advance(self) -> None:
-        """Return when both sides have proven themselves; raises one of ``NOT_NOW`` until then, or why they cannot."""
+        """Go on without waiting, and return if both sides have proven themselves.
+
+        Raises one of ``NOT_NOW`` while that needs more time, or the reason why they cannot.
+        """
         try:
             if isinstance(self.socket, ssl.SSLSocket):
                 self.socket.do_handshake()
@@ -73,7 +76,7 @@ class SocketHandshake:
                     epoch.check()
 
     def hang_up(self) -> None:
-        """Close, so that our last words arrive: if something were left unread, a reset might overtake them."""
+        """Close so that our last words arrive: bytes left unread would cause a reset, which may overtake them."""
         with contextlib.suppress(OSError):
             self.socket.recv(_DRAIN_BYTES)
         self.socket.close()
@@ -106,7 +109,7 @@ class SocketHandshake:
 
 
 def awaited(busy: OSError) -> int:
-    """The event after which a socket that raised one of ``NOT_NOW`` can go on."""
+    """Return the event after which a socket that raised one of ``NOT_NOW`` can go on."""
     return selectors.EVENT_WRITE if isinstance(busy, ssl.SSLWantWriteError) else selectors.EVENT_READ
 
 

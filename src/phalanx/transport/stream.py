@@ -10,9 +10,9 @@ NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class StreamLink:
-    """The ``Link`` of every socket that is a stream: TCP between hosts, with TLS or without, or inside one process.
+    """The ``Link`` over any stream socket: TCP, with TLS or without, or a socket pair inside one process.
 
-    TLS keeps the rest of what it has deciphered where no poll sees it: only after a 0 may one wait.
+    TLS may hold bytes that it has deciphered already and that no poll shows: wait only after 0 bytes were received.
     """
 
     def __init__(self, connected: socket.socket, peer: int) -> None:

@@ -45,9 +45,9 @@ class Listener:
         return Address(host=host, port=port)
 
     def accept_nowait(self) -> tuple[socket.socket, str] | None:
-        """A connection that has arrived and the address it came from, or None.
+        """Return a connection that has arrived and the address it came from, or None.
 
-        Raises ``OSError`` where this machine has no room for it: it stays until there is.
+        Raises ``OSError`` if this process has no descriptor left for it; then the connection waits.
         """
         try:
             connected, origin = self._socket.accept()
@@ -64,7 +64,7 @@ class Listener:
         return connected, format_address(Address(host=origin[0], port=origin[1]))
 
     def fileno(self) -> int:
-        """Readable when a connection has arrived."""
+        """The descriptor to poll: readable when a connection has arrived."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -81,10 +81,10 @@ def connect(
     epoch: Epoch | None = None,
     prove: Prove | None = None,
 ) -> socket.socket:
-    """A connection to the first of ``addresses`` that answers, each tried under every name it resolves to.
+    """Return a connection to the first of ``addresses`` that answers, each tried under every name it resolves to.
 
-    They are tried again, with growing pauses, until the deadline: the other side may still be starting. Only when
-    each of them has refused us in words is that the end.
+    All are tried again, with growing pauses, until the deadline, since the other side may still be starting. If each
+    of them has refused us in words, that is final.
     """
     nap_s = _FIRST_NAP_S
     while True:
@@ -125,7 +125,7 @@ def _nap(seconds: float, epoch: Epoch | None) -> None:
 
 
 def tune(connected: socket.socket) -> None:
-    """Small frames leave at once, and a peer whose machine vanished is noticed."""
+    """Set the socket up: small frames leave at once, and a machine that has vanished is noticed."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
@@ -139,7 +139,7 @@ def tune(connected: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
-    """Why no address could be used, in the order in which they were tried; refusals also by address."""
+    """Why the addresses could not be used, in the order in which they were tried; refusals also by address."""
 
     words: list[str] = field(default_factory=list)
     refusals: dict[Address, PhalanxError] = field(default_factory=dict)

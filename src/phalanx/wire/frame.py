@@ -69,9 +69,9 @@ _TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
 class Signature:
     """What a collective is: ranks that take part in one must agree on every word.
 
-    ``count`` is the elements of the whole buffer, and ``cuts`` a checksum of how it is cut, where that does not follow
-    from the count. Whether an op or a root makes sense here is not checked: who receives a signature compares it with
-    its own.
+    ``count`` is the number of elements of the whole buffer. ``cuts`` is a checksum of how the buffer is cut, where that
+    does not follow from the count. Nobody checks whether an op or a root makes sense: a receiver compares the signature
+    with its own.
     """
 
     collective: Collective
@@ -87,12 +87,12 @@ class Signature:
         assert self.root is None or 0 <= self.root < NO_ROOT, self.root
 
     def pack(self) -> bytes:
-        """The 16 bytes that stand for this signature."""
+        """Return the 16 bytes of this signature."""
         return _SIGNATURE.pack(*_words(self))
 
     @classmethod
     def unpack(cls, buffer: bytes | memoryview) -> "Signature":
-        """The signature that 16 bytes stand for, or BadFrame."""
+        """Return the signature in 16 bytes. Raises BadFrame."""
         if len(buffer) != _SIGNATURE.size:
             raise BadFrame(f"a signature has {_SIGNATURE.size} bytes, not {len(buffer)}")
         return _signature(_SIGNATURE.unpack(buffer))
@@ -138,7 +138,7 @@ class Header:
         assert 0 <= self.length < 2**64, self.length
 
     def pack(self) -> bytes:
-        """The 64 bytes that stand for this header."""
+        """Return the 64 bytes of this header."""
         tag = self.tag
         words = _NO_SIGNATURE if self.signature is None else _words(self.signature)
         checked = _CHECKED.pack(
@@ -148,7 +148,7 @@ class Header:
 
     @classmethod
     def unpack(cls, buffer: bytes | memoryview) -> "Header":
-        """The header that 64 bytes stand for, or BadFrame."""
+        """Return the header in 64 bytes. Raises BadFrame."""
         if len(buffer) != HEADER_BYTES:
             raise BadFrame(f"a header has {HEADER_BYTES} bytes, not {len(buffer)}")
         check_opening(buffer)
@@ -174,7 +174,7 @@ class Header:
 
 
 def check_opening(buffer: bytes | bytearray | memoryview) -> None:
-    """Raise BadFrame unless the first ``OPENING_BYTES`` are ours; it names the stranger if it can be known."""
+    """Raise BadFrame unless the first ``OPENING_BYTES`` are ours; it names the other protocol if it knows it."""
     magic, version = bytes(buffer[:4]), buffer[4]
     if magic != MAGIC:
         names = [name for name, openings in _STRANGERS.items() if magic.startswith(openings)]

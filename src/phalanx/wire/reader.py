@@ -5,11 +5,11 @@ from phalanx.wire.frame import HEADER_BYTES, OPENING_BYTES, Header, check_openin
 
 
 class FrameReader:
-    """Whole frames, from bytes that come in any pieces.
+    """Makes whole frames from bytes that come in pieces of any length.
 
-    It holds no more than it was sent: a length that a header claims allocates nothing before its bytes arrive, and one
-    over ``limit_bytes`` is refused at once. After a BadFrame there is no telling where the next frame begins, so every
-    further call raises the same words again.
+    It holds no more than it was sent. A length in a header allocates nothing before the bytes arrive, and a length over
+    ``limit_bytes`` is refused at once. After a BadFrame nobody knows where the next frame begins, so every further call
+    raises the same error.
     """
 
     def __init__(self, limit_bytes: int = 4096) -> None:
@@ -24,7 +24,7 @@ class FrameReader:
         self._buffer += data
 
     def next_frame(self) -> tuple[Header, bytes] | None:
-        """The next header and its payload, or None until more bytes are fed."""
+        """Return the next header and its payload, or None until more bytes are fed."""
         self._check()
         try:
             return self._take_frame()
@@ -34,12 +34,12 @@ class FrameReader:
 
     @property
     def wants(self) -> int:
-        """How many bytes are missing of what is being read: a header, or the payload of a header that was peeked."""
+        """The number of bytes that are missing: of a header, or of the payload of a header that was peeked."""
         size_bytes = HEADER_BYTES if self._header is None else self._header.length
         return max(0, size_bytes - len(self._buffer))
 
     def peek_header(self) -> Header | None:
-        """The header of the next frame, which stays next; or None until more bytes are fed."""
+        """Return the header of the next frame without taking it, or None until more bytes are fed."""
         self._check()
         try:
             self._header = self._header or self._take_header()
@@ -54,7 +54,7 @@ class FrameReader:
         self._header = None
 
     def raise_limit(self, limit_bytes: int) -> None:
-        """Accept payloads of up to ``limit_bytes`` from now on: call it once the peer is known."""
+        """Accept payloads of up to ``limit_bytes`` from now on. Call this when the peer has proven itself."""
         self._check()
         self._limit_bytes = max(self._limit_bytes, limit_bytes)
 
