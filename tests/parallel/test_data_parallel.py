@@ -17,7 +17,7 @@ from data_parallel_play import (
 from phalanx.testing import World
 
 torch = pytest.importorskip("torch")
-from phalanx.parallel.data_parallel import DataParallel  # noqa: E402 - torch may not be there
+from phalanx.parallel import DataParallel  # noqa: E402 - torch may not be there
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-3}

@@ -19,7 +19,7 @@ from phalanx.errors import ConfigError
 from phalanx.testing import World
 
 torch = pytest.importorskip("torch")
-from phalanx.parallel.data_parallel import DataParallel  # noqa: E402 - torch may not be there
+from phalanx.parallel import DataParallel  # noqa: E402 - torch may not be there
 
 nn = torch.nn
 

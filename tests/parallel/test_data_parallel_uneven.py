@@ -24,7 +24,7 @@ from phalanx.errors import ConfigError, LinkClosed, PeerLost, PhalanxError
 from phalanx.testing import World
 
 torch = pytest.importorskip("torch")
-from phalanx.parallel.data_parallel import DataParallel  # noqa: E402 - torch may not be there
+from phalanx.parallel import DataParallel  # noqa: E402 - torch may not be there
 
 nn = torch.nn
 

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.parallel.flat import BLOCK, CUT, Entry, arrange, lay_out
+from phalanx.parallel.reduction.layout import BLOCK, CHUNK, ParameterSpec, arrange, lay_out
 
 sizes = st.lists(st.integers(0, 3 * BLOCK), min_size=1, max_size=12)
 
 
 def entries_of(lengths):
-    return [Entry(f"p{number}", length) for number, length in enumerate(lengths)]
+    return [ParameterSpec(f"p{number}", length) for number, length in enumerate(lengths)]
 
 
 @given(sizes, st.integers(1, 4 * BLOCK))
@@ -37,7 +37,7 @@ def test_cuts_cover_every_place_and_never_two(lengths, bucket_elements):
         for entry, place in zip(bucket.entries, bucket.places, strict=True):
             inside = [cut for cut in covered if place.start <= cut.start < place.stop]
             assert sum(map(len, inside)) == lengths[entry]
-            assert all(cut.stop <= place.stop and len(cut) <= CUT for cut in inside)
+            assert all(cut.stop <= place.stop and len(cut) <= CHUNK for cut in inside)
             numbers = [number + covered.index(cut) for cut in inside]
             assert {layout.entry_of_cut(each).name for each in numbers} <= {f"p{entry}"}
         number += len(bucket.cuts)

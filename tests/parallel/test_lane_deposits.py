@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.buffers import pieces
-from phalanx.parallel.lanes import count_rows, own_lanes, plan_deposits, seed_of
+from phalanx.parallel.reduction.lanes import count_rows, own_lanes, plan_deposits, seed_of
 
 
 @given(st.integers(1, 40), st.data())

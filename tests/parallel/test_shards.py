@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.parallel.flat import Block, Entry, lay_out
-from phalanx.parallel.shards import (
+from phalanx.parallel.reduction import Block, ParameterSpec, lay_out
+from phalanx.parallel.reduction.ownership import (
     Label,
     Ownership,
     Way,
@@ -21,7 +21,7 @@ sizes = st.lists(st.integers(0, 2**20), min_size=1, max_size=12)
 
 
 def spread(sizes: list[int], ranks: int, before: list[int] | None = None) -> Ownership:
-    blocks = lay_out([Entry(str(number), size) for number, size in enumerate(sizes)], 2**20).blocks
+    blocks = lay_out([ParameterSpec(str(number), size) for number, size in enumerate(sizes)], 2**20).blocks
     owners = share_blocks([block.stop - block.start for block in blocks], before or [0] * ranks)
     return Ownership(blocks, tuple(owners))
 

@@ -12,7 +12,7 @@ from phalanx.errors import NonFiniteGradient, PhalanxError, WeightsDiverged
 from phalanx.gradient_server import Component, GradientServer, ModelBlock, WorkerClient
 from phalanx.group import Join, alone, enlist
 from phalanx.parallel import Engine, StarExchange, digest_weights
-from phalanx.parallel.guard import TURN
+from phalanx.parallel.engine.digest import DIGEST_STEPS
 
 LANES = 8
 BUCKETS = [["2.weight", "2.bias"], ["1.weight", "1.bias"], ["0.weight", "0.bias"]]
@@ -96,7 +96,7 @@ def test_other_weights_are_found_through_the_star():
     def work(engine, rank):
         if rank == 2:
             engine.model[0].weight.data[1, 1] += 1
-        return [engine.step(batches_of(step)) for step in range(TURN)]
+        return [engine.step(batches_of(step)) for step in range(DIGEST_STEPS)]
 
     errors = run(3, work)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.parallel.clock import Clock
+from phalanx.parallel.engine.clock import StepClock
 
 
 class Waiting:
@@ -18,7 +18,7 @@ class Waiting:
 @pytest.mark.parametrize(("beside", "after", "is_all_waiting"), [(1000.0, 0.0, False), (0.0, 1000.0, True)])
 def test_only_waiting_that_computing_did_not_cover_counts(beside, after, is_all_waiting):
     exchange = Waiting()
-    clock = Clock(exchange)
+    clock = StepClock(lambda: exchange.seconds)
 
     exchange.seconds += beside
     clock.end_computing()

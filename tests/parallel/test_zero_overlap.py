@@ -8,7 +8,7 @@ from spread import of_all, spread
 from zero_play import batch_of, find_difference, full_and_sharded, make_model, take_steps
 
 from phalanx.parallel import DataParallel, ZeroOptimizer
-from phalanx.parallel.arrivals import Arrivals
+from phalanx.parallel.zero.arrivals import Arrivals
 
 
 class Arrival:

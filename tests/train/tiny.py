@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import torch
 
 from phalanx.group import alone
-from phalanx.parallel import GroupExchange
 from phalanx.train.config_text import parse_config
 from phalanx.train.data import open_corpus
 from phalanx.train.loop import Trainer
@@ -50,7 +49,7 @@ def training(config, start=None):
     """A worker that is alone."""
     torch.set_num_threads(1)
     with alone(10.0, config.train.lanes) as group:
-        yield Trainer(config, open_corpus(config.data), GroupExchange(group), CPU, start)
+        yield Trainer(config, open_corpus(config.data), group, CPU, start)
 
 
 class Notes:

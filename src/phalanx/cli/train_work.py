@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -14,7 +14,7 @@ from phalanx.gradient_server import WorkerClient
 from phalanx.group import enlist
 from phalanx.launch.connect import make_join
 from phalanx.launch.env import read_launch
-from phalanx.parallel import Exchange, GroupExchange, StarExchange
+from phalanx.parallel import Exchange, StarExchange
 from phalanx.train.bundle import write_bundle
 from phalanx.train.checkpoint import Checkpoint, load_for_resume
 from phalanx.train.config import Config, Transport
@@ -71,12 +71,12 @@ def _join(config: Config, star: Address | None, start: Checkpoint | None, vocabu
         with phalanx.connect(timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step) as group:
             if config.run.transport is Transport.ARENA and len(group.hosts) > 1:
                 raise ConfigError("workers cannot share memory here: pass --transport auto or tcp")
-            yield GroupExchange(group)
+            yield group
         return
     launch = read_launch()
     assert launch, "phalanx train starts its workers itself"
     parts = [part.what for part in list_parts(make_model(config, vocabulary, torch.device("meta")))]
     with WorkerClient(star, credentials=launch.credentials, lanes=lanes, timeout_s=_TIMEOUT_S) as client:
         join = replace(make_join(launch, _TIMEOUT_S), rank=client.worker, lanes=lanes, step=step)
-        with enlist(join) as member:
-            yield StarExchange(member, client, parts)
+        with enlist(join) as member, closing(StarExchange(member, client, parts)) as exchange:
+            yield exchange

@@ -186,6 +186,11 @@ class Group(Calls):
             raise ConfigError(f"a buffer has 0 bytes or more, not {nbytes}")
         return self._team.choose(parse_collective(collective), nbytes)
 
+    @property
+    def waited_s(self) -> float:
+        """How long this rank has waited for others so far, in seconds."""
+        return sum(self._team.counts()[2].values())
+
     def statistics(self) -> Statistics:
         """Return what this rank has done in this group so far."""
         sent, received, waited = self._team.counts()

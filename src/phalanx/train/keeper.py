@@ -10,7 +10,8 @@ from typing import Self
 import msgspec
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import Engine, Exchange, GroupExchange, digest_weights
+from phalanx.group import Group
+from phalanx.parallel import Engine, Exchange, digest_weights
 from phalanx.train.checkpoint import Checkpoint, prune, save, save_together
 from phalanx.train.config import Config
 from phalanx.train.data import Corpus
@@ -110,10 +111,10 @@ class Keeper:
             self._best = Best(taken, held_out)
         folder, is_first = self._run.checkpoints, self._exchange.rank == 0
         if self._config.run.zero:
-            assert isinstance(self._exchange, GroupExchange), "a config refuses zero through a star"
+            assert isinstance(self._exchange, Group), "a config refuses zero through a star"
             state = engine.state()
             files = {"model": state["model"]} if is_first else {}
-            save_together(folder, Checkpoint(taken, files, self._facts()), state["optimizer"], self._exchange.group)
+            save_together(folder, Checkpoint(taken, files, self._facts()), state["optimizer"], self._exchange)
         elif is_first:
             save(folder, Checkpoint(taken, engine.state(), self._facts()))
         if is_first:

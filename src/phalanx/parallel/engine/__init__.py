@@ -1,0 +1,6 @@
+"""Training in exact lanes: the same bits for any number of workers."""
+
+from phalanx.parallel.engine.digest import digest_weights
+from phalanx.parallel.engine.engine import Engine, Report
+
+__all__ = ["Engine", "Report", "digest_weights"]

@@ -1,0 +1,312 @@
+"""The exact step: lanes, exchange, guard, commit, optimizer. The same bits however many workers there are."""
+
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import torch
+
+from phalanx.errors import ConfigError, Halted, PhalanxError, RemoteError
+from phalanx.group import Group
+from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
+from phalanx.parallel.engine.clock import StepClock
+from phalanx.parallel.engine.digest import RollingDigest
+from phalanx.parallel.engine.lane_run import Batch, LaneRun, Loss, evaluating, split
+from phalanx.parallel.engine.step_values import StepValues
+from phalanx.parallel.optimizer import Leaf, Leaves, Weights, check_names, gather, scatter, wants_on_device
+from phalanx.parallel.reduction import (
+    Exchange,
+    Layout,
+    Ownership,
+    ParameterSpec,
+    Reducer,
+    arrange,
+    broadcast,
+    clip_factor,
+    compare,
+    lay_out,
+    non_finite,
+    seed_of,
+    share_blocks,
+)
+
+Batches = Callable[[int], Sequence[Batch]]
+"""The batches of a lane, one after another: a function of the step and the lane alone, whoever asks."""
+
+_BUCKET_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of a step. ``norm`` is that of the gradient before clipping; ``digest`` is of the weights before it.
+
+    ``compute_s`` is spent on lanes and optimizer, ``wait_s`` on waiting for other ranks, ``exchange_s`` on the rest.
+    """
+
+    step: int
+    loss: float
+    norm: float
+    digest: bytes
+    wants_stop: bool
+    compute_s: float
+    exchange_s: float
+    wait_s: float
+
+
+class Engine:
+    """Trains a model in exact lanes: a step is committed by all ranks, or by none.
+
+    ``make_optimizer`` gets the leaves to update, which are blocks of the parameters, and returns an element-wise
+    optimizer of ``torch.optim`` over them. ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets``
+    lists the names of the parameters that are exchanged together, if not by size. With ``zero`` every rank gets the
+    leaves of its own blocks only, so that it keeps only their state; the weights have the same bits.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        make_optimizer: Callable[[list[Leaf]], torch.optim.Optimizer],
+        exchange: Exchange,
+        *,
+        seed: int = 0,
+        clip: float = 0.0,
+        buckets: Sequence[Sequence[str]] | None = None,
+        zero: bool = False,
+    ) -> None:
+        self.model = model
+        self.step_number = 0
+        """The next step."""
+        self._loss = loss
+        self._exchange = exchange
+        self._lanes = _lanes_of(exchange)
+        self._seed = seed
+        self._clip = clip
+        named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        self._parameters = [parameter for _, parameter in named]
+        _check(named)
+        if isinstance(exchange, Group):  # else config, seed and checkpoint decide, and digests tell if weights differ
+            tensors = [*model.named_parameters(), *model.named_buffers()]
+            compare(tensors, exchange)
+            broadcast([tensor for _, tensor in tensors], exchange)
+        self._buffers = LaneBuffers(list_buffers(model))
+        layout = _lay_out(named, self._buffers.specs, buckets, is_sharded=zero and exchange.size > 1)
+        ownership = _share_out(exchange, layout) if zero and exchange.size > 1 else None
+        self._weights = (
+            Weights(self._parameters, ownership, exchange) if ownership and isinstance(exchange, Group) else None
+        )
+        own = set(ownership.of(exchange.rank)) if ownership else None
+        self._leaves = Leaves(self._parameters, layout, own)
+        self.optimizer = make_optimizer(self._leaves.own or [self._leaves.nothing])
+        self._digest = RollingDigest(self._leaves.in_model_order())
+        device = self._parameters[0].device
+        self._devices = [device] if device.type == "cuda" else []
+        extra = StepValues.length(self._lanes, exchange.size, self._buffers.integer_count)
+        self._reducer = Reducer(
+            layout, exchange, device, lanes=self._lanes, ownership=ownership, borrows=True, extra=extra
+        )
+        self._values = StepValues(self._reducer.summary.extra, self._lanes, exchange.size)
+        means = self._reducer.means()
+        self._leaves.bind(means[: len(named)])
+        self._mean_changes = means[len(named) :]
+        self._run = LaneRun(model, self._parameters, self._reducer)
+        if isinstance(exchange, Group):
+            exchange.on_close(self.close)
+
+    def step(
+        self,
+        batches: Batches,
+        samples: Callable[[int], tuple[int, ...]] = lambda _: (),
+        *,
+        wants_stop: bool = False,
+    ) -> Report:
+        """Take one step: compute this rank's lanes, and update the weights if the step counts for everybody.
+
+        ``samples`` gives the numbers of a lane's samples, for errors. Raises the same error on every rank, with the
+        weights untouched, if a gradient is not finite or weights differ. ``wants_stop`` is passed on to all ranks.
+        """
+        clock = StepClock(lambda: self._exchange.waited_s)
+        digest = self._digest.digest(self.step_number)
+        with self._telling():
+            self._compute(batches)
+            self._values.set_digest(self._exchange.rank, digest)
+            self._values.stops[:] = wants_stop
+            clock.end_computing()
+            norm = self._reducer.finish().norm
+        loss = self._values.loss(self._reducer.counts)
+        self._guard(norm, loss, batches, samples)
+        if self._clip and (factor := clip_factor(norm, self._clip)) < 1:
+            self._reducer.scale(factor)
+        clock.end_exchange()
+        self._exchange.commit(loss, digest)
+        clock.end_waiting()
+        with self._telling():
+            self._apply()
+        self.step_number += 1
+        return Report(self.step_number - 1, loss, norm, digest, bool(self._values.stops[0]), *clock.read())
+
+    def evaluate(self, batches: Batches) -> float:
+        """Return the mean loss over all lanes' batches, without dropout; the same bits for any number of ranks."""
+        found = np.zeros((2, self._lanes))
+        with self._telling(), torch.no_grad(), evaluating(self.model):
+            for lane in self._reducer.lanes:
+                for batch in batches(lane):
+                    total, count = split(self._loss(self.model, batch))
+                    found[:, lane] += float(total), float(count)
+        self._exchange.all_reduce(found.reshape(-1))
+        totals, counts = found
+        return math.fsum(totals) / math.fsum(counts) if np.isfinite(totals).all() else math.nan
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the weights with buffers, and what the optimizer keeps on this rank, by name, for a checkpoint."""
+        return {"model": self.model.state_dict(), "optimizer": gather(self.optimizer.state, self._leaves.own)}
+
+    def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], step: int) -> None:
+        """Go on from what ``state`` returned, with ``step`` as the next step."""
+        check_names(state["optimizer"], [spec.name for spec in self._reducer.layout.parameters])
+        kept = scatter(state["optimizer"], self._leaves.own, on_device=wants_on_device(self.optimizer))
+        self.model.load_state_dict(state["model"])
+        self.optimizer.state.update(kept)
+        self.step_number = step
+
+    def close(self) -> None:
+        """Take this engine's hooks off the model. Closing twice is harmless."""
+        self._run.close()
+
+    # Lanes
+
+    def _compute(self, batches: Batches) -> None:
+        """Run this rank's lanes; buckets leave while the last one runs."""
+        self._reducer.begin()
+        self._run.begin()
+        self._buffers.begin()
+        own = self._reducer.lanes
+        with torch.random.fork_rng(self._devices):
+            totals = [self._compute_lane(lane, batches) for lane in own]
+        self._values.totals[own.start : own.stop] = [float(total) for total in totals]
+
+    def _compute_lane(self, lane: int, batches: Batches) -> torch.Tensor:
+        torch.manual_seed(seed_of(self._seed, self.step_number, lane))
+        try:
+            total = self._run.run(self._loss, batches(lane), lane)
+            if lane == 0:
+                self._buffers.read_integers(self._values.integers)
+            for number, change in enumerate(self._buffers.changes(), len(self._parameters)):
+                self._reducer.put(number, change)
+        finally:
+            self._buffers.restore()
+        return total
+
+    # Guard
+
+    def _guard(self, norm: float, loss: float, batches: Batches, samples: Callable[[int], tuple[int, ...]]) -> None:
+        """Halt unless all ranks have the same weights, and all values are finite."""
+        if not self._reducer.counts.any():
+            raise ConfigError(f"all lanes of step {self.step_number} count 0: there is nothing to take the mean of")
+        if not self._values.has_one_digest:
+            self._find_divergence()
+        if not math.isfinite(norm) or not math.isfinite(loss):
+            self._trace(batches, samples)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell everybody why this rank's own program failed in this block: they would wait for it in vain."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, PhalanxError) and not isinstance(error, ConfigError):
+                raise  # of the group: the others know
+            rank, step = self._exchange.rank, self.step_number
+            words = "".join(traceback.format_exception(error))[-3000:]
+            self._exchange.halt(RemoteError(f"rank {rank} failed at step {step}:\n{words}", step=step, rank=rank))
+            raise
+
+    def _halt(self, error: Halted) -> NoReturn:
+        """Stop, as all ranks do; but nobody says so before everybody knows all about it."""
+        with suppress(Halted):  # another has met all and gone on
+            self._exchange.all_reduce(np.zeros(1))
+            self._exchange.halt(error)
+        raise error
+
+    def _find_divergence(self) -> NoReturn:
+        sums = np.zeros((self._exchange.size, len(self._digest.section(self.step_number))))
+        sums[self._exchange.rank] = self._digest.sums(self.step_number)
+        self._exchange.all_reduce(sums.reshape(-1))
+        self._halt(self._digest.diverged(self.step_number, sums))
+
+    def _trace(self, batches: Batches, samples: Callable[[int], tuple[int, ...]]) -> NoReturn:
+        """Find where a value that is not finite comes from: lanes repeat exactly, so each looks at its own again."""
+        found = np.zeros((self._exchange.size, 2))
+        with torch.random.fork_rng(self._devices):
+            for lane in reversed(self._reducer.lanes):
+                torch.manual_seed(seed_of(self._seed, self.step_number, lane))
+                number = self._run.find_non_finite(self._loss, batches(lane))
+                self._buffers.restore()
+                if number is not None:
+                    found[self._exchange.rank] = lane + 1, number + 1
+        self._exchange.all_reduce(found.reshape(-1))
+        guilty = [(int(lane) - 1, rank, int(number) - 1) for rank, (lane, number) in enumerate(found) if lane]
+        layout = self._reducer.layout
+        if guilty:
+            lane, rank, number = min(guilty)
+            name = layout.parameters[number].name if number >= 0 else "the loss"
+            self._halt(non_finite(self.step_number, rank=rank, lane=lane, parameter=name, samples=samples(lane)))
+        chunks = np.flatnonzero(~np.isfinite(self._reducer.summary.squares))
+        name = layout.parameters[layout.parameter_of_chunk(int(chunks[0]))].name if len(chunks) else "the loss"
+        self._halt(non_finite(self.step_number, rank=None, lane=None, parameter=name))
+
+    def _apply(self) -> None:
+        """Update weights and buffers: the step counts."""
+        self._reducer.wait_for_copies()
+        self._leaves.set_gradients((self._reducer.summary.used > 0).tolist())
+        self.optimizer.step()
+        if self._weights:
+            for arrival in self._weights.begin():
+                arrival.wait()
+        self._buffers.apply(self._mean_changes, self._values.integers)
+
+
+def _lanes_of(exchange: Exchange) -> int:
+    if exchange.lanes is None:
+        raise ConfigError("an engine takes steps in lanes: join the group with phalanx.connect(lanes=8), for example")
+    return exchange.lanes
+
+
+def _check(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    if not named:
+        raise ConfigError("this model has no parameters to train: set requires_grad on some")
+    for name, parameter in named:
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"{name} is {parameter.dtype}: an engine trains f32 weights; use torch.autocast in the loss"
+            )
+
+
+def _lay_out(
+    named: Sequence[tuple[str, torch.nn.Parameter]],
+    buffers: Sequence[ParameterSpec],
+    buckets: Sequence[Sequence[str]] | None,
+    *,
+    is_sharded: bool,
+) -> Layout:
+    specs = [ParameterSpec(name, parameter.numel(), is_sharded=is_sharded) for name, parameter in named]
+    if buckets is None:
+        return lay_out([*specs, *buffers], _BUCKET_BYTES)
+    numbers = {name: number for number, (name, _) in enumerate(named)}
+    filled = [[numbers[name] for name in names if name in numbers] for names in buckets]
+    last = [range(len(specs), len(specs) + len(buffers))] if buffers else []
+    return arrange([*specs, *buffers], [*filled, *last])
+
+
+def _share_out(exchange: Exchange, layout: Layout) -> Ownership:
+    if not isinstance(exchange, Group):
+        raise ConfigError(
+            "workers that only reach a gradient server cannot share an optimizer: leave zero out, or connect them"
+        )
+    blocks = [block for bucket in layout.buckets if bucket.is_sharded for block in bucket.blocks]
+    owners = share_blocks([block.stop - block.start for block in blocks], [0] * exchange.size)
+    return Ownership(tuple(blocks), tuple(owners))

@@ -1,0 +1,43 @@
+"""What an engine adds to the summary of a step: losses, integer buffers, digests, and who wants to stop."""
+
+import itertools
+import math
+
+import numpy as np
+
+from phalanx.buffers import Array
+
+
+class StepValues:
+    """The engine's section of the summary's row, as views.
+
+    ``totals`` has each lane's loss, ``integers`` lane 0's integer buffers, ``stops`` how many ranks want to stop, and
+    ``digests`` each rank's digest in 32-bit words.
+    """
+
+    def __init__(self, row: Array, lanes: int, size: int) -> None:
+        ends = np.cumsum([0, lanes, 1, 2 * size])
+        views = [row[start:stop] for start, stop in itertools.pairwise(ends)]
+        self.totals, self.stops, self.digests = views[0], views[1], views[2].reshape(size, 2)
+        self.integers = row[ends[-1] :]
+
+    @staticmethod
+    def length(lanes: int, size: int, integers: int) -> int:
+        """Return how many values the section has."""
+        return lanes + 1 + 2 * size + integers
+
+    def set_digest(self, rank: int, digest: bytes) -> None:
+        """Set the digest of ``rank``."""
+        self.digests[rank] = np.frombuffer(digest[:8], np.uint32)
+
+    def loss(self, counts: Array) -> float:
+        """Return the mean loss, added up in an order that does not depend on the ranks."""
+        if not np.isfinite(self.totals).all():
+            return math.nan
+        total = math.fsum(counts)
+        return math.fsum(self.totals) / total if total else math.nan
+
+    @property
+    def has_one_digest(self) -> bool:
+        """Whether all ranks have the same digest."""
+        return bool((self.digests == self.digests[0]).all())

@@ -1,0 +1,22 @@
+"""What an optimizer updates and keeps: leaves, labelled state, and weights that other ranks read."""
+
+from phalanx.parallel.optimizer.labels import Label, locate, parse_label
+from phalanx.parallel.optimizer.leaf import Leaf, Leaves
+from phalanx.parallel.optimizer.state import check_names, from_tensor, gather, scatter, to_tensor, wants_on_device
+from phalanx.parallel.optimizer.weights import Arrival, Weights
+
+__all__ = [
+    "Arrival",
+    "Label",
+    "Leaf",
+    "Leaves",
+    "Weights",
+    "check_names",
+    "from_tensor",
+    "gather",
+    "locate",
+    "parse_label",
+    "scatter",
+    "to_tensor",
+    "wants_on_device",
+]

@@ -1,0 +1,75 @@
+"""The parameters as an optimizer sees them: leaves, which are blocks whose bounds do not depend on the ranks.
+
+Vectorised code may round the tail of an array differently from its body. Blocks have the same tails wherever they are
+updated.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.parallel.reduction import Block, Layout
+
+
+class Leaf(NamedTuple):
+    """A block as a parameter for an optimizer: the elements of ``parameter``, called ``name``, from ``start`` on."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    block: torch.nn.Parameter
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Where the block ends within the parameter."""
+        return self.start + int(self.block.numel())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the block has all elements of the parameter."""
+        return bool(self.block.numel() == self.parameter.numel())
+
+
+class Leaves:
+    """The leaves of all blocks of a layout; this rank updates those of its ``own`` blocks, or all of them."""
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], layout: Layout, own: Collection[Block] | None = None
+    ) -> None:
+        self.leaves: list[Leaf] = []
+        self._gradients: list[torch.Tensor] = []
+        self._blocks = [block for bucket in layout.buckets if not bucket.is_buffer for block in bucket.blocks]
+        for block in self._blocks:
+            parameter, name = parameters[block.parameter], layout.parameters[block.parameter].name
+            if not parameter.is_contiguous():
+                raise ConfigError(
+                    f"{name} is not contiguous: assign parameter.data = parameter.data.contiguous() first"
+                )
+            view = torch.nn.Parameter(parameter.data.view(-1)[block.start : block.stop])
+            self.leaves.append(Leaf(name, parameter, view, block.start))
+        chosen = [number for number, block in enumerate(self._blocks) if own is None or block in own]
+        self._chosen = chosen
+        self.own = [self.leaves[number] for number in chosen]
+
+    @property
+    def nothing(self) -> Leaf:
+        """A leaf without elements, for the optimizer of a rank that owns none: torch's want at least one."""
+        first = self.leaves[0]
+        return Leaf(first.name, first.parameter, torch.nn.Parameter(first.block.data[:0]))
+
+    def bind(self, means: Sequence[torch.Tensor]) -> None:
+        """From now on, let every block find its gradient in the mean of its parameter."""
+        self._gradients = [means[block.parameter][block.start : block.stop] for block in self._blocks]
+
+    def set_gradients(self, is_used: Sequence[bool]) -> None:
+        """Give this rank's blocks their gradients; none to blocks of a parameter that no lane used."""
+        for number in self._chosen:
+            block, leaf, gradient = self._blocks[number], self.leaves[number], self._gradients[number]
+            leaf.block.grad = gradient if is_used[block.parameter] else None
+
+    def in_model_order(self) -> list[Leaf]:
+        """Return the leaves, parameter after parameter, however these are spread over buckets."""
+        places = [(block.parameter, block.start) for block in self._blocks]
+        return [self.leaves[number] for number in sorted(range(len(places)), key=places.__getitem__)]

@@ -1,0 +1,43 @@
+"""Averaging gradients over lanes and ranks: layout, memory, order and summary."""
+
+from phalanx.parallel.reduction.agree import broadcast, compare
+from phalanx.parallel.reduction.exchange import Exchange
+from phalanx.parallel.reduction.lanes import seed_of
+from phalanx.parallel.reduction.layout import CHUNK, Block, Layout, ParameterSpec, align, arrange, lay_out
+from phalanx.parallel.reduction.memory import NARROW, as_tensor, dtype_of, is_staged, pin
+from phalanx.parallel.reduction.non_finite import non_finite
+from phalanx.parallel.reduction.ownership import Ownership, Unit, Way, layers_of, parse, share_blocks, share_units
+from phalanx.parallel.reduction.reducer import Reducer
+from phalanx.parallel.reduction.star_exchange import StarExchange
+from phalanx.parallel.reduction.summary import Summary, clip_factor
+
+__all__ = [
+    "CHUNK",
+    "NARROW",
+    "Block",
+    "Exchange",
+    "Layout",
+    "Ownership",
+    "ParameterSpec",
+    "Reducer",
+    "StarExchange",
+    "Summary",
+    "Unit",
+    "Way",
+    "align",
+    "arrange",
+    "as_tensor",
+    "broadcast",
+    "clip_factor",
+    "compare",
+    "dtype_of",
+    "is_staged",
+    "lay_out",
+    "layers_of",
+    "non_finite",
+    "parse",
+    "pin",
+    "seed_of",
+    "share_blocks",
+    "share_units",
+]

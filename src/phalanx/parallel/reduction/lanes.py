@@ -1,0 +1,54 @@
+"""Lanes: which of them a rank computes, with which random numbers, and where a lane's gradient is added."""
+
+import hashlib
+from dataclasses import dataclass
+
+from phalanx.buffers import Carry, even_part
+
+
+def own_lanes(lanes: int, size: int, rank: int) -> range:
+    """Return the lanes that ``rank`` of ``size`` ranks computes."""
+    part = even_part(lanes, size, rank)
+    return range(part.start, part.stop)
+
+
+def seed_of(seed: int, step: int, lane: int) -> int:
+    """Return the seed of a lane's random numbers: 63 bits that depend on these three numbers alone."""
+    words = hashlib.blake2b(f"{seed} {step} {lane}".encode(), digest_size=8).digest()
+    return int.from_bytes(words, "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Deposit:
+    """Where a lane's gradient goes: it is stored in ``row``, or added to it; then rows are added to rows.
+
+    In ``merges``, (left, right) adds row ``right`` to row ``left``.
+    """
+
+    row: int
+    is_added: bool
+    merges: tuple[tuple[int, int], ...]
+
+
+def plan_deposits(own: range, lanes: int) -> tuple[Deposit, ...]:
+    """Return a deposit for each of a rank's ``own`` lanes; after the last, rows 0, 1, ... hold the rank's pieces."""
+    deposits = []
+    merges: list[tuple[int, int]] = []
+
+    def merge(left: int, right: int) -> int:
+        merges.append((left, right))
+        return left
+
+    carry: Carry[int] = Carry(lanes, merge)
+    for lane in own:
+        merges.clear()
+        row = len(carry.pieces())
+        carry.add(lane, row)
+        is_added = bool(merges)  # its own sum with its neighbour needs no row
+        deposits.append(Deposit(row - 1 if is_added else row, is_added, tuple(merges[1:])))
+    return tuple(deposits)
+
+
+def count_rows(deposits: tuple[Deposit, ...]) -> int:
+    """Return how many rows the deposits need: one for each level of the tree that is open at a time."""
+    return max(deposit.row for deposit in deposits) + 1

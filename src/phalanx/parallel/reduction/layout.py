@@ -1,0 +1,166 @@
+"""The layout of parameters in memory: which bucket each belongs to, and the blocks and chunks it is cut into."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from phalanx.buffers import RUN, DType, runs
+from phalanx.errors import ConfigError
+
+BLOCK = 2**18
+"""The most elements of a block. An optimizer updates block after block, and each costs it some calls."""
+
+CHUNK = RUN
+"""The most elements of a chunk. A chunk is added up, divided and measured while it is in cache."""
+
+_ALIGNED = 64  # elements: a parameter begins at the start of a cache line, whatever its type
+
+
+def align(size: int) -> int:
+    """Return how many elements to set aside for ``size``, so that what follows begins at the start of a cache line."""
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """A parameter, or a module buffer, as the layout sees it.
+
+    The mean gradient of a sharded parameter reaches only the owners of its blocks. Buffers leave after all gradients.
+    """
+
+    name: str
+    size: int
+    dtype: DType = DType.F32
+    is_sharded: bool = False
+    is_buffer: bool = False
+
+    @property
+    def kind(self) -> tuple[DType, bool, bool]:
+        """What all parameters of a bucket have in common."""
+        return self.dtype, self.is_sharded, self.is_buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some elements of one parameter, never of two: ``start`` and ``stop`` count within the parameter."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that are exchanged together: their numbers, the place of each, and the blocks they are cut into.
+
+    ``chunks`` are slices of the bucket, each within one parameter; ``first_chunk`` is the number of the first among the
+    chunks of all buckets.
+    """
+
+    parameters: tuple[int, ...]
+    places: tuple[slice, ...]
+    blocks: tuple[Block, ...]
+    chunks: tuple[slice, ...]
+    first_chunk: int
+    dtype: DType
+    is_sharded: bool
+    is_buffer: bool
+
+    @cached_property
+    def length(self) -> int:
+        """The elements of the bucket, gaps between parameters included."""
+        return self.places[-1].stop if self.places else 0
+
+    @cached_property
+    def origins(self) -> tuple[tuple[int, int], ...]:
+        """Where each chunk comes from: the number of the parameter, and how far in."""
+        return tuple(
+            (parameter, chunk.start - place.start)
+            for parameter, place in zip(self.parameters, self.places, strict=True)
+            for chunk in runs(place, CHUNK)
+        )
+
+    def find(self, block: Block) -> slice:
+        """Return where a block lies in the bucket."""
+        start = self.places[self.parameters.index(block.parameter)].start
+        return slice(start + block.start, start + block.stop)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The buckets of some parameters: a function of their specs alone, and so the same on all ranks."""
+
+    parameters: tuple[ParameterSpec, ...]
+    buckets: tuple[Bucket, ...]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, in the order in which their buckets leave."""
+        return tuple(block for bucket in self.buckets for block in bucket.blocks)
+
+    @cached_property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return sum(len(bucket.chunks) for bucket in self.buckets)
+
+    def parameter_of_chunk(self, number: int) -> int:
+        """Return the number of the parameter that a chunk belongs to."""
+        bucket = next(each for each in self.buckets if number < each.first_chunk + len(each.chunks))
+        return bucket.origins[number - bucket.first_chunk][0]
+
+
+def lay_out(parameters: Sequence[ParameterSpec], bucket_bytes: int) -> Layout:
+    """Fill buckets up to ``bucket_bytes`` with parameters of one kind, last first, as backward reaches them."""
+    if bucket_bytes < 1:
+        raise ConfigError(f"a bucket holds at least one byte, not {bucket_bytes}")
+    alike: dict[tuple[DType, bool, bool], list[int]] = {}
+    for number, spec in enumerate(parameters):
+        alike.setdefault(spec.kind, []).append(number)
+    filled = [bucket for numbers in alike.values() for bucket in _fill(parameters, numbers, bucket_bytes)]
+    # Backward reaches the first parameter of a bucket last: the later it is in the model, the sooner the bucket leaves.
+    filled.sort(key=lambda numbers: (parameters[numbers[0]].is_buffer, -min(numbers)))
+    return arrange(parameters, filled)
+
+
+def arrange(parameters: Sequence[ParameterSpec], filled: Sequence[Sequence[int]]) -> Layout:
+    """Lay parameters out in the given buckets, each a list of parameter numbers."""
+    if sorted(itertools.chain(*filled)) != list(range(len(parameters))):
+        raise ConfigError("every parameter belongs to one bucket: leave none out, and take none twice")
+    buckets: list[Bucket] = []
+    first = 0
+    for numbers in filled:
+        specs = [parameters[number] for number in numbers]
+        kind = specs[0].kind if specs else (DType.F32, False, False)
+        blocks = tuple(
+            Block(number, part.start, part.stop) for number in numbers for part in _cut(parameters[number].size)
+        )
+        places = _places([spec.size for spec in specs])
+        chunks = tuple(chunk for place in places for chunk in runs(place, CHUNK))
+        buckets.append(Bucket(tuple(numbers), places, blocks, chunks, first, *kind))
+        first += len(chunks)
+    return Layout(tuple(parameters), tuple(buckets))
+
+
+def _fill(parameters: Sequence[ParameterSpec], numbers: Sequence[int], bucket_bytes: int) -> list[list[int]]:
+    filled: list[list[int]] = []
+    room = 0
+    for number in reversed(numbers):
+        if room <= 0:
+            filled.append([])
+            room = bucket_bytes
+        filled[-1].append(number)
+        room -= parameters[number].size * parameters[number].dtype.itemsize
+    return filled
+
+
+def _cut(size: int) -> list[slice]:
+    return list(runs(slice(0, size), BLOCK)) or [slice(0, 0)]
+
+
+def _places(sizes: Sequence[int]) -> tuple[slice, ...]:
+    places, start = [], 0
+    for size in sizes:
+        places.append(slice(start, start + size))
+        start += align(size)
+    return tuple(places)

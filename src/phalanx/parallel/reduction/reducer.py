@@ -1,0 +1,283 @@
+"""Averaging gradients over all lanes of all ranks while backward goes on: the one road that every gradient takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.buffers import Array, DType, even_part, pieces
+from phalanx.collectives import Finish
+from phalanx.errors import PhalanxError
+from phalanx.group import Group
+from phalanx.parallel.reduction.exchange import Exchange
+from phalanx.parallel.reduction.lanes import count_rows, own_lanes, plan_deposits
+from phalanx.parallel.reduction.layout import Bucket, Layout
+from phalanx.parallel.reduction.memory import allocate_buckets, as_tensor, is_staged
+from phalanx.parallel.reduction.ownership import Ownership
+from phalanx.parallel.reduction.summary import Summary
+from phalanx.transport import Pending
+
+
+class Reducer:
+    """The gradients of some parameters, and the buffers that are averaged with them, on their way to their mean.
+
+    A step is ``begin``, then ``start_lane`` and ``put`` for every lane of this rank, then ``finish``. A bucket leaves
+    as soon as the last lane has filled it and those before it have left, so the order is the same on all ranks. All
+    exchanges run in the thread of the ``exchange``.
+
+    Gradients of a lane are totals: their sum over all lanes is divided by the sum of all counts. If they ``are_means``,
+    each lane's gradients are multiplied by its count first. With an ``ownership`` the mean of a sharded parameter
+    reaches only the owners of its blocks. ``borrows`` says that nobody changes a gradient after ``put``, so that it can
+    be read where it is. ``extra`` is how many values the caller adds to the summary.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        exchange: Exchange,
+        device: torch.device,
+        *,
+        lanes: int,
+        ownership: Ownership | None = None,
+        wire: DType | None = None,
+        are_means: bool = False,
+        borrows: bool = False,
+        extra: int = 0,
+    ) -> None:
+        self.layout = layout
+        self.summary = Summary(layout.chunks, len(layout.parameters), extra)
+        self._exchange = exchange
+        self._lanes = lanes
+        self._are_means = are_means
+        self._is_staged = is_staged(device)
+        # With one lane a rank on one host, a rank reads its own gradients where they are, and copies only what others
+        # add up.
+        self._is_borrowing = borrows and 1 < lanes == exchange.size == exchange.host_position[1] and not self._is_staged
+        own = own_lanes(lanes, exchange.size, exchange.rank)
+        self.lanes = own
+        """The lanes that this rank computes."""
+        self._deposits = dict(zip(own, plan_deposits(own, lanes), strict=True))
+        self._pieces = len(pieces(own.start, own.stop, lanes))
+        rows = count_rows(tuple(self._deposits.values()))
+        self._memory = allocate_buckets(layout.buckets, rows, exchange, device, is_borrowing=self._is_borrowing)
+        self._place = {
+            parameter: (number, place)
+            for number, bucket in enumerate(layout.buckets)
+            for parameter, place in zip(bucket.parameters, bucket.places, strict=True)
+        }
+        self._owners = [_owners_of(bucket, ownership) for bucket in layout.buckets]
+        self._added_here = [self._list_added(number) for number in range(len(layout.buckets))]
+        self._wires = [wire if bucket.dtype is DType.F32 else None for bucket in layout.buckets]
+        told = np.zeros(lanes + exchange.size)
+        self._told = told
+        self.counts: Array = told[:lanes]
+        """What each lane counts for; known when ``wait_for_counts`` returns."""
+        self.active: Array = told[lanes:]
+        """For each rank, 1 if it computes lanes in this step and 0 if it only takes part."""
+        self._finishes = [self._make_finish(bucket) for bucket in layout.buckets]
+        self._pending: list[Pending[Any]] = []  # Any: each has a result of its own type
+        self._lane = -1
+        self._missing: list[set[int]] = []
+        self._borrowed: list[dict[int, torch.Tensor]] = []
+        self._left = 0
+
+    # A step
+
+    def begin(self) -> None:
+        """Start a step, and forget one that was not finished."""
+        self.summary.clear()
+        self._told.fill(0.0)
+        self._pending.clear()
+        self._lane = -1
+        self._left = 0
+
+    def start_lane(self, lane: int, count: float, *, is_active: bool = True) -> None:
+        """Start a lane of this rank, which counts ``count`` times; all ranks' counts leave with the last lane."""
+        self._lane = lane
+        self.counts[lane] = count
+        self._missing = [set(bucket.parameters) for bucket in self.layout.buckets]
+        self._borrowed = [{} for _ in self.layout.buckets]
+        if lane == self.lanes[-1]:
+            self.active[self._exchange.rank] = is_active
+            self._pending.append(self._exchange.all_reduce_nowait(self._told))
+
+    def wait_for_counts(self) -> None:
+        """Wait until this rank knows the counts of all lanes."""
+        self._pending[0].wait()  # the call has a deadline
+
+    def put(self, number: int, gradient: torch.Tensor | None) -> None:
+        """Add this lane's gradient of a parameter, None if it has none, and let every bucket leave that is complete."""
+        bucket, place = self._place[number]
+        if number not in self._missing[bucket]:
+            raise PhalanxError(
+                f"{self.layout.parameters[number].name} got a second gradient in one step: a backward before this one "
+                "failed half-way, or it is in two checkpoints; end this rank, or checkpoint with use_reentrant=False"
+            )
+        self.summary.used[number] += gradient is not None
+        if self._is_borrowing:
+            size = self.layout.parameters[number].size
+            self._borrowed[bucket][number] = torch.zeros(size) if gradient is None else gradient
+        else:
+            self._deposit(self._memory[bucket].pieces[:, place], gradient)
+        self._missing[bucket].discard(number)
+        if self._lane == self.lanes[-1]:
+            while self._left < len(self._missing) and not self._missing[self._left]:
+                self._let_leave(self._left)
+                self._left += 1
+
+    def missing(self) -> list[int]:
+        """Return the parameters that this lane has not put yet, in the order in which they leave."""
+        return [number for bucket in self._missing for number in sorted(bucket)]
+
+    def finish(self) -> Summary:
+        """Exchange the summary behind all buckets, wait for everything, and return the summary of all ranks."""
+        self._pending.append(self._exchange.all_reduce_nowait(self.summary.row))
+        for pending in self._pending:
+            pending.wait()  # its call has a deadline
+        return self.summary
+
+    # The mean
+
+    def means(self) -> list[torch.Tensor]:
+        """Return a flat view of the mean of every parameter. The ranks of a host may share it: change it by ``scale``.
+
+        Of a sharded parameter only the blocks that this rank owns are there.
+        """
+        return [self._memory[bucket].mean[place] for bucket, place in self._places()]
+
+    def own_means(self) -> list[torch.Tensor]:
+        """Return a flat view of the mean of every parameter, in memory that this rank may change at will."""
+        for memory, bucket in zip(self._memory, self.layout.buckets, strict=True):
+            memory.wait_for_copy_in()
+            if self._is_mean_shared(bucket):
+                memory.pieces[0].copy_(memory.mean)
+        found = []
+        for number, place in self._places():
+            memory, bucket = self._memory[number], self.layout.buckets[number]
+            found.append((memory.pieces[0] if self._is_mean_shared(bucket) else memory.mean)[place])
+        return found
+
+    def contribution(self, number: int) -> torch.Tensor:
+        """Return what this rank's only lane gave for a parameter: a flat view that lasts until ``own_means``."""
+        bucket, place = self._place[number]
+        return self._memory[bucket].pieces[0, place]
+
+    def scale(self, factor: float) -> None:
+        """Multiply all mean gradients. The ranks of a host share the work, and see all of it at their next meeting."""
+        position, ranks = self._exchange.host_position
+        for bucket, memory, added in zip(self.layout.buckets, self._memory, self._added_here, strict=True):
+            if bucket.is_buffer:
+                continue
+            if self._is_staged:
+                memory.wait_for_copy_in()
+                memory.mean.mul_(factor)
+                continue
+            chunks: Sequence[slice] = bucket.chunks
+            if bucket.is_sharded:
+                chunks = [chunks[number] for number in added]
+            elif self._is_mean_shared(bucket):
+                chunks = chunks[even_part(len(chunks), ranks, position)]
+            for chunk in chunks:
+                memory.host_mean[chunk] *= np.float32(factor)
+
+    def wait_for_copies(self) -> None:
+        """Make what this thread does next wait until all means are on the model's device."""
+        for memory in self._memory:
+            memory.wait_for_copy_in()
+
+    def _is_mean_shared(self, bucket: Bucket) -> bool:
+        is_host_shared = self._exchange.size > 1 and self._exchange.host_position[1] > 1
+        return is_host_shared and not bucket.is_sharded and not self._is_staged
+
+    def _places(self) -> list[tuple[int, slice]]:
+        return [self._place[number] for number in range(len(self.layout.parameters))]
+
+    # One bucket
+
+    def _deposit(self, rows: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Store a gradient in a row, or add it to one. A missing one counts as zeros: adding these turns -0 into 0."""
+        deposit = self._deposits[self._lane]
+        row = rows[deposit.row]
+        if gradient is None:
+            row.add_(0.0) if deposit.is_added else row.zero_()
+        elif deposit.is_added:
+            row.add_(gradient.view(-1) if gradient.is_contiguous() else gradient.reshape(-1))
+        elif gradient.data_ptr() != row.data_ptr():
+            row.view(gradient.shape).copy_(gradient)
+        for left, right in deposit.merges:
+            rows[left].add_(rows[right])
+
+    def _let_leave(self, number: int) -> None:
+        bucket, memory = self.layout.buckets[number], self._memory[number]
+        values, own = self._lend(number) if self._is_borrowing else ({}, None)
+        memory.start_copy_out()
+        self._pending.append(self._exchange.enqueue("the staging of a bucket", self._stage, number, values))
+        leaving, finish = memory.host_pieces[: self._pieces], self._finishes[number]
+        lanes, chunks, wire, owners = self._lanes, bucket.chunks, self._wires[number], self._owners[number]
+        if owners is None:
+            pending = self._exchange.fold_lanes_nowait(
+                leaving, memory.host_mean, lanes=lanes, blocks=chunks, finish=finish, wire=wire, own=own
+            )
+        else:
+            assert isinstance(self._exchange, Group), "only ranks that reach each other own blocks"
+            pending = self._exchange.scatter_lanes_nowait(
+                leaving, memory.host_mean, lanes=lanes, blocks=chunks, owners=owners, finish=finish, wire=wire, own=own
+            )
+        self._pending.append(pending)
+        if self._is_staged:
+            self._pending.append(self._exchange.enqueue("the return of a bucket", memory.start_copy_in))
+
+    def _lend(self, number: int) -> tuple[dict[int, Array], dict[int, Array]]:
+        """Return the chunks of a bucket's borrowed gradients that others add up, and those that this rank does."""
+        bucket, added = self.layout.buckets[number], self._added_here[number]
+        borrowed, self._borrowed[number] = self._borrowed[number], {}
+        flat = {parameter: _flatten(gradient) for parameter, gradient in borrowed.items()}
+        others: dict[int, Array] = {}
+        own: dict[int, Array] = {}
+        for index, (chunk, (parameter, start)) in enumerate(zip(bucket.chunks, bucket.origins, strict=True)):
+            (own if index in added else others)[index] = flat[parameter][start : start + chunk.stop - chunk.start]
+        return others, own
+
+    def _stage(self, number: int, borrowed: Mapping[int, Array]) -> None:
+        """Bring the pieces of a bucket to where other ranks see them; runs in the exchange's thread."""
+        bucket, memory = self.layout.buckets[number], self._memory[number]
+        memory.wait_for_copy_out()
+        for index, values in borrowed.items():
+            memory.host_pieces[0, bucket.chunks[index]] = values
+        if self._are_means and not bucket.is_buffer:
+            self._weigh(as_tensor(memory.host_pieces, memory.mean.dtype))
+
+    def _weigh(self, leaving: torch.Tensor) -> None:
+        """Multiply this rank's gradients by how often they are in the sum, which is then divided by the ranks."""
+        total = float(self.counts.sum())
+        scale = float(self.counts[self._exchange.rank]) * len(self.counts) / total if total else 0.0
+        if scale == 0:
+            leaving.zero_()  # times 0 is not enough for what is not finite
+        elif scale != 1:
+            leaving.mul_(scale)
+
+    def _make_finish(self, bucket: Bucket) -> Finish:
+        if bucket.is_buffer:
+            return Finish(counts=np.array([float(self._lanes)]))
+        squares = self.summary.squares[bucket.first_chunk : bucket.first_chunk + len(bucket.chunks)]
+        return Finish(counts=np.array([float(self._lanes)]) if self._are_means else self.counts, squares=squares)
+
+    def _list_added(self, number: int) -> frozenset[int]:
+        """Return the chunks of a bucket that this rank adds up."""
+        owners, count = self._owners[number], len(self.layout.buckets[number].chunks)
+        if owners is not None:
+            return frozenset(index for index, owner in enumerate(owners) if owner == self._exchange.rank)
+        return frozenset(self._exchange.blocks_added_here(count))
+
+
+def _owners_of(bucket: Bucket, ownership: Ownership | None) -> tuple[int, ...] | None:
+    """Return the owner of each chunk of a bucket, None if all ranks get all of it."""
+    if ownership is None or not bucket.is_sharded:
+        return None
+    return tuple(ownership.owner_at(parameter, start) for parameter, start in bucket.origins)
+
+
+def _flatten(gradient: torch.Tensor) -> Array:
+    flat: Array = gradient.detach().reshape(-1).numpy()
+    return flat

@@ -1,0 +1,149 @@
+"""The part of some parameters that a rank updates: their leaves, and how the others get to know what came of them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.group import Group
+from phalanx.parallel.optimizer import Arrival, Leaf, Weights
+from phalanx.parallel.reduction import (
+    NARROW,
+    Block,
+    Ownership,
+    ParameterSpec,
+    Unit,
+    Way,
+    lay_out,
+    layers_of,
+    share_blocks,
+    share_units,
+)
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+def share_out(named: Named, unit: Unit, way: Way, before: Sequence[int]) -> Ownership:
+    """Who owns what of these parameters; their numbers are their places in ``named``.
+
+    ``before`` has what each rank owns already, of other parameters, in elements.
+    """
+    specs = [ParameterSpec(name, parameter.numel()) for name, parameter in named]
+    if unit is Unit.BLOCK:
+        pieces = lay_out(specs, 1).blocks
+        layers = [[number] for number in range(len(pieces))]
+    else:
+        pieces = tuple(Block(number, 0, spec.size) for number, spec in enumerate(specs))
+        layers = (
+            layers_of([name for name, _ in named]) if unit is Unit.LAYER else [[each] for each in range(len(named))]
+        )
+    sizes = [sum(pieces[number].stop - pieces[number].start for number in layer) for layer in layers]
+    if unit is Unit.BLOCK and way is Way.BALANCED:
+        owners = share_blocks(sizes, before)
+    else:
+        owners = share_units(sizes, before, way)
+    owner_of = {number: owner for layer, owner in zip(layers, owners, strict=True) for number in layer}
+    return Ownership(pieces, tuple(owner_of[number] for number in range(len(pieces))))
+
+
+class Shard:
+    """What this rank updates of a group of parameters. Narrow ones are updated in f32 and then rounded.
+
+    Making one moves the parameters to memory that other ranks of the host can read.
+    """
+
+    def __init__(self, named: Named, ownership: Ownership, group: Group) -> None:
+        self._weights = [] if group.size == 1 else _move(named, ownership, group)
+        for _, parameter in named:
+            if not parameter.is_contiguous():  # alone; else it was moved
+                parameter.data = parameter.data.contiguous()
+        self._places = [(name, parameter, parameter.data_ptr()) for name, parameter in named]
+        own = sorted(ownership.of(group.rank), key=lambda piece: (piece.parameter, piece.start))
+        self.leaves = [_make_leaf(*named[piece.parameter], piece) for piece in own]
+        """The pieces of this rank, as parameters for an optimizer."""
+
+    def check(self) -> None:
+        """Raise ConfigError if a parameter lies elsewhere by now: its leaves are where it was."""
+        for name, parameter, address in self._places:
+            if parameter.data_ptr() != address:
+                raise ConfigError(
+                    f"{name} has other memory than it had: after to(), half() and the like make a new optimizer"
+                )
+
+    def begin(self, factor: float | None) -> None:
+        """Give every leaf its gradient, times ``factor`` if there is one."""
+        for leaf in self.leaves:
+            gradient = None if leaf.parameter.grad is None else _piece(leaf, leaf.parameter.grad.contiguous())
+            if gradient is not None and factor is not None:
+                gradient.mul_(factor)
+            if _is_master(leaf):
+                _renew(leaf)
+                gradient = None if gradient is None else gradient.float()
+            leaf.block.grad = gradient
+
+    def end(self) -> None:
+        """Round what is narrow, and let go of the gradients."""
+        for leaf in self.leaves:
+            leaf.block.grad = None
+            if _is_master(leaf):
+                _piece(leaf, leaf.parameter.data).copy_(leaf.block.data)
+
+    def share(self) -> list[Arrival]:
+        """Begin to take what others have updated; all ranks call this together."""
+        return [arrival for weights in self._weights for arrival in weights.begin()]
+
+    def masters(self) -> list[torch.nn.Parameter]:
+        """The pieces that are kept in f32 because the parameter is narrow."""
+        return [leaf.block for leaf in self.leaves if _is_master(leaf)]
+
+    def take_masters(self, kept: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]]) -> None:
+        """Take the masters out of what is kept; where there is none, what is there now becomes it, widened."""
+        for leaf in self.leaves:
+            found = kept.get(leaf.block, {})
+            master = found.pop("master", None)
+            if _is_master(leaf):
+                leaf.block.data.copy_(_piece(leaf, leaf.parameter.data) if master is None else master)
+                narrow = {key: each for key, each in found.items() if torch.is_tensor(each) and each.dtype in NARROW}
+                found |= {key: each.float() for key, each in narrow.items()}
+
+
+def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
+    """Parameters of one type and device are moved together."""
+    alike: dict[object, list[int]] = {}
+    for number, (_, parameter) in enumerate(named):
+        alike.setdefault((parameter.dtype, parameter.device), []).append(number)
+    found = []
+    for numbers in alike.values():
+        chosen = {number: index for index, number in enumerate(numbers)}
+        pairs = [
+            (Block(chosen[piece.parameter], piece.start, piece.stop), owner)
+            for piece, owner in zip(ownership.blocks, ownership.owners, strict=True)
+            if piece.parameter in chosen
+        ]
+        pieces, owners = zip(*pairs, strict=True)
+        found.append(Weights([named[number][1] for number in numbers], Ownership(pieces, owners), group))
+    return found
+
+
+def _make_leaf(name: str, parameter: torch.nn.Parameter, piece: Block) -> Leaf:
+    is_whole = piece.stop - piece.start == parameter.numel()
+    values = parameter.data if is_whole else parameter.data.view(-1)[piece.start : piece.stop]
+    block = torch.nn.Parameter(values.float() if values.dtype in NARROW else values)
+    return Leaf(name, parameter, block, piece.start)
+
+
+def _piece(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
+    """What a leaf is of a tensor that is like its parameter."""
+    return tensor if leaf.is_whole else tensor.view(-1)[leaf.start : leaf.stop]
+
+
+def _is_master(leaf: Leaf) -> bool:
+    return leaf.parameter.dtype in NARROW
+
+
+def _renew(leaf: Leaf) -> None:
+    """Take over weights that somebody else has changed, for example by loading others."""
+    narrow = _piece(leaf, leaf.parameter.data)
+    is_ours = narrow == leaf.block.data.to(narrow.dtype)
+    if not is_ours.all():
+        leaf.block.data.copy_(torch.where(is_ours, leaf.block.data, narrow.float()))
