@@ -138,14 +138,14 @@ def test_a_bucket_is_exchanged_while_backward_goes_on(device):
 
         @staticmethod
         def backward(context, gradient):
-            context.model._turn.left[0].wait(timeout_s=20)  # the last layer's has been: the first's is still to come
+            context.model._reducer._pending[2].wait(timeout_s=20)  # the last layer's has been exchanged
             return gradient, None
 
     def work(group):
         net = torch.nn.ModuleList([torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)]).to(device)
         model = DataParallel(net, group, bucket_bytes=1)
         net[1](Look.apply(net[0](INPUTS.to(device)), model)).sum().backward()
-        return len(model._parcels)
+        return len(model._reducer.layout.buckets)
 
     assert make_world(2, "arena", device).run(work) == [4, 4]
 

@@ -205,39 +205,50 @@ def test_a_backward_that_failed_half_way_is_not_taken_for_half_of_the_next():
 
     def work(group):
         net = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 3)])
-        DataParallel(net, group)
+        model = DataParallel(net, group)
         hidden = net[0](INPUTS)
         hidden.register_hook(fail)
         with pytest.raises(ArithmeticError, match="half-way"):
             net[1](hidden).sum().backward()
-        with pytest.raises(PhalanxError, match="second gradient in one exchange"):
+        with pytest.raises(PhalanxError, match="second gradient in one step"):
             net[1](net[0](INPUTS)).sum().backward()
+        model.close()
 
     make_world(2).run(work)
 
 
-def test_the_thread_has_a_name_and_ends_with_the_model_or_the_group():
+def test_one_thread_of_the_group_carries_all_exchanges_and_ends_with_it():
     threads = {}
 
     def work(group):
-        def named():
-            return [each for each in threading.enumerate() if each.name == f"phalanx-exchange-{group.rank}"]
-
-        first, second = (DataParallel(make_net(), group) for _ in range(2))
-        loss_of(first, slice(None)).backward()
-        loss_of(second, slice(None)).backward()
-        threads[group.rank] = named()
-        first.close()
-        first.close()
-        left = len(named())
-        with pytest.raises(LinkClosed, match="closed on this side"):
-            loss_of(first, slice(None)).backward()
-        return len(threads[group.rank]), left
+        models = [DataParallel(make_net(), group) for _ in range(2)]
+        for model in models:
+            loss_of(model, slice(None)).backward()
+        threads[group.rank] = [each for each in threading.enumerate() if each.name == f"phalanx-exchange-{group.rank}"]
+        return len(threads[group.rank])
 
     results = make_world(2).run(work)
 
-    assert results == [(2, 1)] * 2
+    assert results == [1, 1]
     assert not any(each.is_alive() for several in threads.values() for each in several)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_module_trains_alone_when_its_data_parallel_is_closed_or_dropped(is_dropped):
+    def work(group):
+        net = nn.ParameterList([ones(1)])
+        model = DataParallel(net, group)
+        (net[0] * group.rank).sum().backward()
+        exchanged = net[0].grad.item()
+        model.close()
+        model.close()
+        if is_dropped:
+            del model
+        net.zero_grad()
+        (net[0] * group.rank).sum().backward()
+        return exchanged, net[0].grad.item()
+
+    assert make_world(2).run(work) == [(0.5, 0.0), (0.5, 1.0)]
 
 
 def test_the_words_of_a_closed_group_come_from_backward():

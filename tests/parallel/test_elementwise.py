@@ -6,8 +6,8 @@ import pytest
 import torch
 from zero_play import Lion, Scaled
 
-from phalanx.parallel.zero.elementwise import choose_unit
 from phalanx.parallel.reduction import Unit
+from phalanx.parallel.zero.elementwise import choose_unit
 
 CPU = torch.device("cpu")
 

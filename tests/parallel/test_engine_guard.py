@@ -94,7 +94,7 @@ def test_a_sum_that_overflows_is_told_from_a_lane_that_does():
 
     def work(group):
         engine = make_engine(group, huge)
-        with pytest.raises(NonFiniteGradient, match="although each lane's is") as caught:
+        with pytest.raises(NonFiniteGradient, match="although each of them is") as caught:
             engine.step(batches_of(0))
         return caught.value.parameter, caught.value.lane
 

@@ -11,9 +11,6 @@ class Waiting:
     def __init__(self):
         self.seconds = 0.0
 
-    def waited_s(self):
-        return self.seconds
-
 
 @pytest.mark.parametrize(("beside", "after", "is_all_waiting"), [(1000.0, 0.0, False), (0.0, 1000.0, True)])
 def test_only_waiting_that_computing_did_not_cover_counts(beside, after, is_all_waiting):

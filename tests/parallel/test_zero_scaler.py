@@ -22,7 +22,7 @@ def make_optimizer(parameters, group, *, sharded):
 
 def train(group, *, sharded, unscales, spoils, make=make_model):
     """The digest, the scales, and how often the weights stayed as they were."""
-    model = DataParallel(make(), group)
+    model = DataParallel(make(), group, allow_non_finite=True)
     optimizer = make_optimizer(model.parameters(), group, sharded=sharded)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0, growth_interval=3)
     scales, digests = [], [digest(model)]
@@ -86,7 +86,7 @@ class Pair(torch.nn.Module):
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_an_overflow_stops_only_the_optimizer_whose_gradient_it_is(spoilt, culprit):
     def run(group, *, sharded):
-        model = DataParallel(Pair().to(DEVICE), group)
+        model = DataParallel(Pair().to(DEVICE), group, allow_non_finite=True)
         optimizers = [make_optimizer([each], group, sharded=sharded) for each in model.parameters()]
         scaler = torch.amp.GradScaler(DEVICE, init_scale=4.0)
         for step in range(2):

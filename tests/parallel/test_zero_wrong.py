@@ -27,7 +27,7 @@ def refuse(words, make, size=2):
         with pytest.raises(ConfigError, match=words):
             make(model, group)
         assert digest(model) == before
-        assert not model._ownership.pieces
+        assert not model._ownership.blocks
         take_steps(model, ADAMW(model.parameters(), lr=1e-2), group, range(2))
         return [expected, digest(model)]
 

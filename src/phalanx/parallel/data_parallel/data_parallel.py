@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phalanx.buffers import DType
-from phalanx.errors import ConfigError, LinkClosed
+from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
 from phalanx.parallel.data_parallel.gradient_versions import GradientVersions
 from phalanx.parallel.data_parallel.norm import measure, scale
@@ -57,7 +57,6 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             raise ConfigError(f"gradients travel as they are, or f32 as bf16, not as {self._wire.label}: change wire")
         self._allow_non_finite = allow_non_finite
         self._is_exchanging = False
-        self._is_closed = False
         self._steps = 0
         self._weight = 1.0
         self._is_synchronised = True
@@ -78,12 +77,9 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._trained = [(name, each) for name, each in parameters if each.requires_grad and each.numel()]
         self._prepare()
         group.companions.add(self)
-        group.on_close(self.close)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:  # Any: whatever the module takes and gives
         """Return what the module does."""
-        if self._is_closed:
-            raise LinkClosed("this DataParallel was closed on this side: train its module, or make a new one")
         return self.module(*inputs, **named)
 
     def weigh(self, count: float) -> None:
@@ -144,7 +140,6 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
     def close(self) -> None:
         """End all exchanges; from then on the module trains by itself. Closing twice is harmless."""
-        self._is_closed = True
         _remove(self._hooks)
 
     # Names are the module's own
@@ -245,7 +240,11 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             self._begin(self._weight, is_active=True)
             self._weight = 1.0
             torch.autograd.Variable._execution_engine.queue_callback(self._end)  # noqa: SLF001 - there is no public way
-        self._put(number)
+        try:
+            self._put(number)
+        except PhalanxError:
+            self._is_exchanging = False  # this exchange is over, and autograd will not call _end
+            raise
 
     def _begin(self, weight: float, *, is_active: bool) -> None:
         for name, parameter in self._frozen:
@@ -272,10 +271,10 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
     def _end(self) -> None:
         """Finish the exchange; autograd calls this at the end of backward."""
+        self._is_exchanging = False
         for number in self._reducer.missing():
             self._put(number)
         summary = self._reducer.finish()
-        self._is_exchanging = False
         guilty = self._find_non_finite(summary)
         self._set_gradients(summary)
         counts, active = self._reducer.counts, self._reducer.active

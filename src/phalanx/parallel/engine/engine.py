@@ -114,8 +114,6 @@ class Engine:
         self._leaves.bind(means[: len(named)])
         self._mean_changes = means[len(named) :]
         self._run = LaneRun(model, self._parameters, self._reducer)
-        if isinstance(exchange, Group):
-            exchange.on_close(self.close)
 
     def step(
         self,

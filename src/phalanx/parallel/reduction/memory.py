@@ -57,7 +57,7 @@ def allocate_buckets(
     stream = _make_stream(device)
     sizes = [rows * bucket.length * bucket.dtype.itemsize for bucket in buckets]
     pieces = _carve(exchange, [max(sizes, default=0)] if is_borrowing else sizes, shared=False, stream=stream)
-    is_shared = exchange.size > 1 and exchange.host_position[1] > 1
+    is_shared = exchange.size > 1  # also by a rank that is alone on its host: all ranks make the same calls
     shared = [bucket.length * bucket.dtype.itemsize for bucket in buckets if is_shared and not bucket.is_sharded]
     means = iter(_carve(exchange, shared, shared=True, stream=stream))
     found: list[BucketMemory] = []

@@ -51,16 +51,16 @@ class Reducer:
         self._lanes = lanes
         self._are_means = are_means
         self._is_staged = is_staged(device)
-        # With one lane a rank on one host, a rank reads its own gradients where they are, and copies only what others
-        # add up.
-        self._is_borrowing = borrows and 1 < lanes == exchange.size == exchange.host_position[1] and not self._is_staged
+        is_one_lane_each = 1 < lanes == exchange.size == exchange.host_position[1]
+        self.is_borrowing = borrows and is_one_lane_each and not self._is_staged
+        """Whether this rank reads its own gradients where they are, and copies only what others add up."""
         own = own_lanes(lanes, exchange.size, exchange.rank)
         self.lanes = own
         """The lanes that this rank computes."""
         self._deposits = dict(zip(own, plan_deposits(own, lanes), strict=True))
         self._pieces = len(pieces(own.start, own.stop, lanes))
         rows = count_rows(tuple(self._deposits.values()))
-        self._memory = allocate_buckets(layout.buckets, rows, exchange, device, is_borrowing=self._is_borrowing)
+        self._memory = allocate_buckets(layout.buckets, rows, exchange, device, is_borrowing=self.is_borrowing)
         self._place = {
             parameter: (number, place)
             for number, bucket in enumerate(layout.buckets)
@@ -115,7 +115,7 @@ class Reducer:
                 "failed half-way, or it is in two checkpoints; end this rank, or checkpoint with use_reentrant=False"
             )
         self.summary.used[number] += gradient is not None
-        if self._is_borrowing:
+        if self.is_borrowing:
             size = self.layout.parameters[number].size
             self._borrowed[bucket][number] = torch.zeros(size) if gradient is None else gradient
         else:
@@ -210,7 +210,7 @@ class Reducer:
 
     def _let_leave(self, number: int) -> None:
         bucket, memory = self.layout.buckets[number], self._memory[number]
-        values, own = self._lend(number) if self._is_borrowing else ({}, None)
+        values, own = self._lend(number) if self.is_borrowing else ({}, None)
         memory.start_copy_out()
         self._pending.append(self._exchange.enqueue("the staging of a bucket", self._stage, number, values))
         leaving, finish = memory.host_pieces[: self._pieces], self._finishes[number]

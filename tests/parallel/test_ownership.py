@@ -5,14 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
+from phalanx.parallel.optimizer import Label, locate, parse_label
 from phalanx.parallel.reduction import Block, ParameterSpec, lay_out
 from phalanx.parallel.reduction.ownership import (
-    Label,
     Ownership,
     Way,
     layers_of,
-    locate,
-    parse_label,
     share_blocks,
     share_units,
 )
@@ -21,7 +19,7 @@ sizes = st.lists(st.integers(0, 2**20), min_size=1, max_size=12)
 
 
 def spread(sizes: list[int], ranks: int, before: list[int] | None = None) -> Ownership:
-    blocks = lay_out([ParameterSpec(str(number), size) for number, size in enumerate(sizes)], 2**20).blocks
+    blocks = lay_out([ParameterSpec(str(number), size) for number, size in enumerate(sizes)], 2**22).blocks
     owners = share_blocks([block.stop - block.start for block in blocks], before or [0] * ranks)
     return Ownership(blocks, tuple(owners))
 
@@ -31,7 +29,7 @@ def spread(sizes: list[int], ranks: int, before: list[int] | None = None) -> Own
 def test_blocks_of_all_ranks_are_disjoint_and_cover_every_parameter(sizes, ranks):
     ownership = spread(sizes, ranks)
 
-    owned = sorted((piece.entry, piece.start, piece.stop) for rank in range(ranks) for piece in ownership.of(rank))
+    owned = sorted((block.parameter, block.start, block.stop) for rank in range(ranks) for block in ownership.of(rank))
     for entry, size in enumerate(sizes):
         ends = [(start, stop) for number, start, stop in owned if number == entry]
         assert [start for start, _ in ends] == [0, *(stop for _, stop in ends[:-1])]
@@ -45,7 +43,7 @@ def test_every_rank_has_an_equal_part_to_within_one_block_whatever_it_has_of_oth
 
     ownership = spread(sizes, ranks, before)
 
-    largest = max(piece.stop - piece.start for piece in ownership.pieces)
+    largest = max(block.stop - block.start for block in ownership.blocks)
     for rank in range(ranks):
         assert abs(ownership.elements(rank) - sum(sizes) / ranks) <= largest
 
