@@ -253,5 +253,5 @@ def test_two_gradients_in_one_backward_are_refused():
     with alone(lanes=2) as group:
         engine = make_engine(group, model=lambda: Twice(WIDTH, 1), loss=plain)
 
-        with pytest.raises(ConfigError, match="got two gradients in one backward"):
+        with pytest.raises(ConfigError, match="got a second gradient in one step"):
             engine.step(batches_of(0))

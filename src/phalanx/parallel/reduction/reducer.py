@@ -8,7 +8,7 @@ import torch
 
 from phalanx.buffers import Array, DType, even_part, pieces
 from phalanx.collectives import Finish
-from phalanx.errors import PhalanxError
+from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.reduction.exchange import Exchange
 from phalanx.parallel.reduction.lanes import count_rows, own_lanes, plan_deposits
@@ -110,7 +110,7 @@ class Reducer:
         """Add this lane's gradient of a parameter, None if it has none, and let every bucket leave that is complete."""
         bucket, place = self._place[number]
         if number not in self._missing[bucket]:
-            raise PhalanxError(
+            raise ConfigError(
                 f"{self.layout.parameters[number].name} got a second gradient in one step: a backward before this one "
                 "failed half-way, or it is in two checkpoints; end this rank, or checkpoint with use_reentrant=False"
             )
