@@ -84,6 +84,7 @@ def test_it_is_an_error_if_nothing_that_was_asked_for_is_installed(monkeypatch, 
     assert "openmpi is left out: " in said.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_named_with_its_last_words(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise RuntimeError('this torch is broken')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -107,6 +108,7 @@ def test_a_worker_that_is_killed_is_named():
         assert caught.value.peer == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_stalls_is_an_error_at_the_deadline():
     with start(AllReduceSystem.TCP, 2) as crew:
         crew.programs[1].process.send_signal(signal.SIGSTOP)

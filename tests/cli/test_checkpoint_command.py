@@ -155,6 +155,7 @@ class TestMerge:
         assert "--out" in out
 
 
+@pytest.mark.slow
 def test_a_request_that_makes_no_sense_is_one_line_and_status_2(tmp_path):
     program = "from phalanx.cli import main; main()"
 

@@ -459,6 +459,7 @@ def test_a_server_that_cannot_go_on_tells_its_workers(stack, monkeypatch):
     assert "the gradient server failed: MemoryError('no room')" in str(theirs)
 
 
+@pytest.mark.slow
 def test_a_large_component_needs_the_memory_of_its_mean_and_little_more(stack):
     elements = 134_217_728 // 4
     server, workers = star(stack, 2, timeout_s=50)

@@ -48,6 +48,7 @@ class HeldBack:
         return self._link.send_nowait(data) if now > self._until else 0
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_no_disagreement_between_the_halves_of_an_unequal_gather():
     def wrap(rank, link):
         return HeldBack(link) if (rank, link.peer) == (2, 0) else link

@@ -12,8 +12,6 @@ from phalanx.buffers import blocks
 from phalanx.errors import PhalanxError
 from phalanx.testing import World
 
-pytestmark = pytest.mark.serial  # a second is measured, which a busy machine may take for itself
-
 MIB = 1 << 20
 SIZE = 4
 
@@ -50,6 +48,7 @@ def kill_one_and_check(over, victim, moment_s, hosts=None):
         assert outcome.at - killed_at < 1.0
 
 
+@pytest.mark.serial
 @each_world
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_killed_rank_is_named_on_every_survivor_within_a_second(over, victim):
@@ -57,6 +56,7 @@ def test_a_killed_rank_is_named_on_every_survivor_within_a_second(over, victim):
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 @each_world
 @pytest.mark.parametrize("attempt", range(20))
 def test_a_rank_killed_at_any_moment_is_named(over, attempt):
@@ -64,11 +64,13 @@ def test_a_rank_killed_at_any_moment_is_named(over, attempt):
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 @pytest.mark.parametrize("victim", range(SIZE))
 def test_a_rank_killed_on_one_of_two_hosts_is_named_on_both(victim):
     kill_one_and_check("arena", victim, moment_s=0.03, hosts=["a", "a", "b", "b"])
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("over", "hosts"), [("tcp", None), ("arena", None), ("arena", ["a", "a", "b", "b"])], ids=["tcp", "arena", "hosts"]
 )

@@ -214,7 +214,8 @@ def test_autocast_gives_gradients_of_the_parameters_type(device):
 
 
 @needs_fork
-@pytest.mark.parametrize("compiles_inside", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiles_inside", [True, False])
 def test_compiled_modules_train_as_others_do(compiles_inside):
     expected = whole_batch_gradients()
 

@@ -22,8 +22,7 @@ def train_both(size, kinds, over, steps):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # 16 optimizers, 30 steps, twice, on as many as five processes
-@pytest.mark.parametrize("over", ["arena", "tcp"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("size", "over"), [*((size, "arena") for size in (1, 2, 3, 4, 5)), (3, "tcp")])
 def test_weights_are_those_of_the_full_optimizer(size, over):
     full, shared = train_both(size, ALL, over, steps=30)
 

@@ -102,7 +102,7 @@ def die_in(place, model, optimizer):
 @needs_fork
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("place", ["step", "backward"])
-@pytest.mark.parametrize("over", ["arena", "tcp"])
+@pytest.mark.parametrize("over", ["arena", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_is_named_on_all_others(over, place, overlap):
     def work(group):
         model = DataParallel(make_model(), group)

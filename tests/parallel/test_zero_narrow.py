@@ -56,7 +56,7 @@ def load_others(model):
 
 @pytest.mark.parametrize("load", [None, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_weights_are_those_of_masters_kept_by_hand_also_if_others_are_loaded_in_between(size, dtype, load):
     def work(group):
         return [digest(train_by_hand(group, dtype, load)[0]), digest(train_sharded(group, dtype, load)[0])]
