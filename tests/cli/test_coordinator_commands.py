@@ -299,4 +299,4 @@ def wait_until(coordinator, is_so):
 
 
 def ageless(status):
-    return replace(status, workers=tuple(replace(each, beat_age_s=0.0) for each in status.workers))
+    return replace(status, workers=tuple(replace(each, silent_s=0.0) for each in status.workers))

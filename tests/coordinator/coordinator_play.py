@@ -5,10 +5,10 @@ from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.participant import Participant
 from phalanx.coordinator.record import Past
 from phalanx.coordinator.terms import Terms
-from phalanx.wire import Address, Beat, Done, Heard, Hello, Waiting, Welcome, encode
+from phalanx.wire import Address, Done, Heard, Hello, Waiting, Welcome, encode
 
 LANES = 8
-PATIENCE_S = 5.0
+PATIENCE_S, STALL_S = 5.0, 30.0
 
 
 def plain_hello(rank=None, size=None, job="", pid=1):
@@ -34,8 +34,21 @@ def run_hello(name, *, rank=None, size=None, step=0, pending=None, lanes=LANES):
     )
 
 
-def waiting(*ranks, words="barrier", sequence=7):
-    return Waiting(epoch=1, ranks=ranks, group="world", sequence=sequence, words=words)
+def waiting(*ranks, words="barrier", sequence=7, waited_s=0.0, cpu_s=0.0):
+    return Waiting(
+        epoch=1,
+        ranks=ranks,
+        waited_s=(waited_s,) * len(ranks),
+        group="world",
+        sequence=sequence,
+        words=words,
+        cpu_s=cpu_s,
+    )
+
+
+def elsewhere(cpu_s=0.0):
+    """What a worker says that waits for nobody."""
+    return Waiting(epoch=1, ranks=(), waited_s=(), group="", sequence=0, words="", cpu_s=cpu_s)
 
 
 class Play:
@@ -53,14 +66,12 @@ class Play:
     def hang_up(self, connection):
         return self._carry_out(self.membership.hang_up(connection, self.now))
 
-    def wait(self, seconds, beating=()):
-        """Let time pass, from one tick to the next, while the workers behind ``beating`` stay alive."""
+    def wait(self, seconds):
+        """Let time pass, from one tick to the next."""
         until = self.now + seconds
         decisions = []
         while (due := self.membership.next_tick) is not None and due <= until:
             self.now = max(self.now, due)
-            for connection in beating:
-                self.say(connection, Beat())
             decisions += self._carry_out(self.membership.tick(self.now))
         self.now = until
         return decisions
@@ -130,7 +141,7 @@ def member(hello=None, now=0.0, **others):
     """A worker that is in epoch 1."""
     worker = Participant(hello or run_hello("w0"), **others)
     worker.reached(now)
-    worker.hear(Heard(PATIENCE_S), now)
+    worker.hear(Heard(PATIENCE_S, STALL_S), now)
     worker.hear(welcome(), now)
     return worker
 

@@ -1,11 +1,11 @@
 """Who accuses whom, and what the coordinator makes of it."""
 
 import pytest
-from coordinator_play import only, plain_group, run_hello, run_of, told, waiting
+from coordinator_play import elsewhere, only, plain_group, run_hello, run_of, told, waiting
 
 from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS
 from phalanx.coordinator.decision import Say
-from phalanx.wire import Ask, Cause, Evict, Failed, Halt, Leave, Reason, Revoked, Welcome, Wonder
+from phalanx.wire import Ask, Cause, Evict, Failed, Halt, Leave, Reason, Revoked, Welcome
 
 # In a group that takes no steps
 
@@ -64,7 +64,7 @@ def test_a_stall_is_asked_about_and_the_silent_rank_is_blamed_through_a_chain():
     play.say(12, waiting(3))
     decisions = play.wait(GRACE_S)
 
-    words = "no answer from rank 1; rank 3 holds everybody up: it answers nobody"
+    words = "no answer from rank 1; rank 3 holds everybody up: it does not answer"
     assert asked == [Say((10, 11, 12, 13), Ask())]
     assert only(decisions, Revoked) == Revoked(1, Cause.STALLED, 3, words)
 
@@ -80,10 +80,10 @@ def test_a_second_accusation_does_not_put_off_the_verdict():
     assert only(play.wait(GRACE_S - 0.1), Revoked).rank == 1
 
 
-def test_who_wonders_hears_nothing_more_if_everybody_is_in_the_same_call():
+def test_who_reports_its_wait_hears_nothing_more_if_everybody_is_in_the_same_call():
     play = plain_group(3)
 
-    asked = play.say(10, Wonder())
+    asked = play.say(10, waiting(0))
     for connection in (10, 11, 12):
         play.say(connection, waiting(0))
 
@@ -91,9 +91,9 @@ def test_who_wonders_hears_nothing_more_if_everybody_is_in_the_same_call():
     assert play.wait(1.0) == []
 
 
-def test_who_wonders_is_told_when_ranks_are_in_different_calls():
+def test_who_reports_its_wait_is_told_when_ranks_are_in_different_calls():
     play = plain_group(3)
-    play.say(10, Wonder())
+    play.say(10, waiting(0))
     for connection, words in ((10, "barrier"), (11, "broadcast"), (12, "barrier")):
         play.say(connection, waiting(words=words))
 
@@ -104,9 +104,9 @@ def test_who_wonders_is_told_when_ranks_are_in_different_calls():
     assert told(decisions, Revoked) == dict.fromkeys((10, 11, 12), Revoked(1, Cause.DISAGREED, 1, words))
 
 
-def test_an_accusation_is_heard_although_somebody_wonders():
+def test_an_accusation_is_heard_although_all_were_asked_already():
     play = plain_group(3)
-    play.say(10, Wonder())
+    play.say(10, waiting(1))
 
     play.say(11, Failed(1, Cause.LOST, 2, "its link broke"))
 
@@ -117,14 +117,24 @@ def test_who_has_left_is_not_asked():
     play = plain_group(3)
     play.say(12, Leave())
 
-    assert play.say(10, Wonder()) == [Say((10, 11), Ask())]
+    assert play.say(10, waiting(1)) == [Say((10, 11), Ask())]
 
 
-def test_an_answer_that_nobody_asked_for_changes_nothing():
+def test_who_waits_for_nobody_makes_the_coordinator_ask_nobody():
     play = plain_group(3)
 
-    assert play.say(10, waiting(1)) == []
+    assert play.say(10, elsewhere()) == []
     assert play.wait(1.0) == []
+
+
+def test_all_are_asked_only_now_and_then_however_many_wait():
+    play = plain_group(3)
+    play.say(10, waiting(2))
+    play.wait(GRACE_S)
+
+    assert play.say(11, waiting(2)) == []
+    play.wait(GRACE_S)
+    assert told(play.say(11, waiting(2)), Ask).keys() == {10, 11, 12}
 
 
 def test_an_accusation_after_the_verdict_changes_nothing():
@@ -193,7 +203,7 @@ def test_an_accusation_of_the_epoch_before_means_nothing():
 
 def test_ranks_that_disagree_on_what_to_do_halt_the_run():
     play = run_of(3)
-    play.say(10, Wonder())
+    play.say(10, waiting(0))
     for connection, words in ((10, "barrier"), (11, "broadcast"), (12, "barrier")):
         play.say(connection, waiting(words=words))
 
@@ -210,4 +220,4 @@ def test_an_accusation_in_an_epoch_that_is_over_is_void():
     play.hang_up(11)
 
     assert play.say(10, Failed(1, Cause.RAISED, 0, "late")) == []
-    assert play.wait(GRACE_S, beating=(10,)) == []
+    assert play.wait(GRACE_S) == []

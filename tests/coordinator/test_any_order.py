@@ -11,7 +11,6 @@ from phalanx.coordinator.decision import Drop, Record, Say
 from phalanx.coordinator.record import Committed, Ended
 from phalanx.wire import (
     Ask,
-    Beat,
     Cause,
     Commit,
     Done,
@@ -26,7 +25,6 @@ from phalanx.wire import (
     Revoked,
     Waiting,
     Welcome,
-    Wonder,
 )
 
 KEY = bytes(16)
@@ -42,11 +40,18 @@ messages = st.one_of(
     hellos,
     st.builds(Failed, st.integers(0, 3), st.sampled_from(Cause), ranks, words),
     st.builds(
-        Waiting, st.integers(0, 3), st.lists(ranks, max_size=3).map(tuple), st.just("world"), st.integers(1, 2), words
+        Waiting,
+        st.integers(0, 3),
+        st.lists(ranks, max_size=3).map(tuple),
+        st.lists(st.sampled_from([0.0, 1.0, 40.0]), max_size=3).map(tuple),
+        st.just("world"),
+        st.integers(1, 2),
+        st.just("") | words,
+        st.floats(0.0, 100.0),
     ),
     st.builds(Halt, st.integers(0, 2), st.sampled_from(Reason), st.none() | ranks, words),
     st.builds(Holds, st.integers(1, 3)),
-    st.sampled_from([Leave(), Wonder(), Look(), Beat(), Ask(), Left(1), LinkHello(1, 0, KEY)]),
+    st.sampled_from([Leave(), Look(), Ask(), Left(1), LinkHello(1, 0, KEY)]),
 )
 places = st.integers(0, 4)
 events = st.one_of(
@@ -64,7 +69,7 @@ def perform(play, script):
         connection = connections[place]
         match event:
             case "wait" | "wait long":
-                decisions = play.wait(1.0 if event == "wait" else 70.0, beating=connections[:2])
+                decisions = play.wait(1.0 if event == "wait" else 70.0)
             case "hang up":
                 connections[place] = next(numbers)
                 decisions = play.hang_up(connection)

@@ -1,11 +1,11 @@
 """A worker, in any order of events."""
 
-from coordinator_play import PATIENCE_S, plain_hello, run_hello, welcome
+from coordinator_play import PATIENCE_S, STALL_S, plain_hello, run_hello, welcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.coordinator.participant import Abandon, Apply, Begin, Participant, Stop, Tell
-from phalanx.wire import Ask, Beat, Cause, Commit, Done, Evict, Halt, Heard, Left, Reason, Refused, Revoked
+from phalanx.wire import Ask, Cause, Commit, Done, Evict, Halt, Heard, Left, Reason, Refused, Revoked
 
 epochs, steps, digests = st.integers(1, 3), st.integers(0, 2), st.sampled_from([b"a", b"b"])
 messages = st.one_of(
@@ -13,7 +13,7 @@ messages = st.one_of(
     st.builds(Commit, steps, digests),
     st.builds(Revoked, epochs, st.sampled_from(Cause), st.integers(0, 2), st.just("words")),
     st.builds(Halt, steps, st.sampled_from(Reason), st.none(), st.just("words")),
-    st.sampled_from([Heard(PATIENCE_S), Beat(), Ask(), Left(1), Evict("words"), Refused("words")]),
+    st.sampled_from([Heard(PATIENCE_S, STALL_S), Ask(), Left(1), Evict("words"), Refused("words")]),
 )
 events = st.one_of(
     st.tuples(st.just("hear"), messages),

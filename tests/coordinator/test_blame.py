@@ -5,7 +5,7 @@ from coordinator_play import waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.coordinator.blame import LONGEST_WORDS, Inquiry, Verdict, blame, disagreement
+from phalanx.coordinator.blame import LONGEST_WORDS, Culprit, Inquiry, blame, disagreement, find_stalled
 from phalanx.wire import Cause, Failed, Waiting, odd_one_out
 
 
@@ -57,15 +57,15 @@ def test_ranks_in_the_same_call_of_the_same_group_must_mean_the_same():
 
     words = "rank 1 is in broadcast, but rank 0 is in barrier: "
     words += "all ranks must make the same calls, of the same type and length, in the same order"
-    assert verdict == Verdict(Cause.DISAGREED, 1, words)
+    assert verdict == Culprit(Cause.DISAGREED, 1, words)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        Waiting(1, (), "world", 8, "broadcast"),
-        Waiting(1, (), "pair", 7, "broadcast"),
-        Waiting(1, (), "world", 7, "barrier"),
+        Waiting(1, (), (), "world", 8, "broadcast", 0.0),
+        Waiting(1, (), (), "pair", 7, "broadcast", 0.0),
+        Waiting(1, (), (), "world", 7, "barrier", 0.0),
     ],
     ids=["another number", "another group", "the same"],
 )
@@ -74,7 +74,7 @@ def test_ranks_in_different_calls_do_not_disagree(other):
 
 
 def test_ranks_that_are_in_no_call_do_not_disagree():
-    assert disagreement({0: Waiting(1, (), "", 0, "computing"), 1: Waiting(1, (), "", 0, "loading")}) is None
+    assert disagreement({rank: Waiting(1, (), (), "", 0, words, 0.0) for rank, words in ((0, "a"), (1, "b"))}) is None
 
 
 STALLED = Failed(1, Cause.STALLED, 1, "no answer from rank 1")
@@ -84,16 +84,16 @@ STALLED = Failed(1, Cause.STALLED, 1, "no answer from rank 1")
     ("said", "waits", "verdict"),
     [
         (None, {0: waiting(1)}, None),
-        (Failed(1, Cause.LOST, 1, "its link broke"), {}, Verdict(Cause.LOST, 1, "rank 0: its link broke")),
+        (Failed(1, Cause.LOST, 1, "its link broke"), {}, Culprit(Cause.LOST, 1, "rank 0: its link broke")),
         (
             STALLED,
             {1: waiting(2)},
-            Verdict(Cause.STALLED, 2, "no answer from rank 1; rank 2 holds everybody up: it answers nobody"),
+            Culprit(Cause.STALLED, 2, "no answer from rank 1; rank 2 holds everybody up: it does not answer"),
         ),
         (
             STALLED,
             {1: waiting(2), 2: waiting()},
-            Verdict(Cause.STALLED, 2, "no answer from rank 1; rank 2 holds everybody up: it is not in that call"),
+            Culprit(Cause.STALLED, 2, "no answer from rank 1; rank 2 holds everybody up: it is not in that call"),
         ),
     ],
     ids=["nobody accuses", "lost", "silent", "elsewhere"],
@@ -101,14 +101,41 @@ STALLED = Failed(1, Cause.STALLED, 1, "no answer from rank 1")
 def test_an_inquiry_ends_with_a_verdict_if_somebody_is_to_blame(said, waits, verdict):
     inquiry = Inquiry(due=1.0, accuser=None if said is None else 0, said=said, waits=waits)
 
-    assert inquiry.verdict() == verdict
+    assert inquiry.culprit() == verdict
 
 
 def test_a_disagreement_explains_more_than_an_accusation():
     inquiry = Inquiry(1.0, 0, STALLED, {0: waiting(1, words="barrier"), 1: waiting(0, words="broadcast")})
 
-    assert inquiry.verdict().cause is Cause.DISAGREED
+    assert inquiry.culprit().cause is Cause.DISAGREED
 
 
 def test_words_are_cut_so_that_any_message_can_hold_them():
-    assert Verdict(Cause.LOST, 0, "x" * 9000).words == "x" * LONGEST_WORDS
+    assert Culprit(Cause.LOST, 0, "x" * 9000).words == "x" * LONGEST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("waits", "idle_s", "culprit"),
+    [
+        ({}, {1: 99.0}, None),
+        ({0: {1: 9.9}}, {1: 99.0}, None),
+        ({0: {1: 10.0}}, {1: 9.9}, None),
+        ({0: {1: 10.0}}, {1: 10.0}, 1),
+        ({0: {1: 99.0}, 1: {2: 9.9}}, {2: 99.0}, None),
+        ({0: {1: 99.0}, 1: {2: 10.0}}, {2: 99.0}, 2),
+        ({0: {1: 99.0, 2: 99.0}}, {1: 0.0, 2: 10.0}, 2),
+        ({0: {1: 99.0}, 1: {0: 99.0}}, {}, None),
+    ],
+    ids=["nobody waits", "not yet", "just fell idle", "now", "waits itself", "chain", "the idle one", "each other"],
+)
+def test_an_idle_rank_is_to_blame_once_another_has_waited_for_it_for_the_stall_time(waits, idle_s, culprit):
+    found = find_stalled(waits, idle_s, dict.fromkeys(range(3), 10.0))
+
+    assert (found and (found.cause, found.rank)) == (culprit and (Cause.STALLED, culprit))
+
+
+def test_a_stall_is_named_with_who_waited_for_how_long_and_what_to_do():
+    found = find_stalled({0: {1: 12.34}}, {1: 12.0}, {0: 10.0})
+
+    words = "rank 0 has waited 12.3 s for rank 1, which does nothing: it is stopped, or stuck; look at that process, "
+    assert found.words == words + "or allow more than 10 s with --stall"

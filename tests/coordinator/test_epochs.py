@@ -27,7 +27,7 @@ def test_a_run_begins_with_the_least_workers_and_is_written_down_first():
     decisions = play.say(1, run_hello("b"))
 
     heard, written, *welcomes = decisions
-    assert heard == Say((1,), Heard(5.0))
+    assert heard == Say((1,), Heard(5.0, 30.0))
     assert written == Record(Formed(epoch=1, step=0, lanes=8, names=("a", "b")))
     assert set(told(welcomes, Welcome)) == {0, 1}
 
@@ -110,7 +110,7 @@ def test_who_comes_late_waits_for_the_end_of_a_step():
     early = play.say(20, run_hello("late"))
     decisions = play.finish_step(10, 11)
 
-    assert early == [Say((20,), Heard(5.0))]
+    assert early == [Say((20,), Heard(5.0, 30.0))]
     kinds = [each.line if isinstance(each, Record) else type(each.message) for each in decisions]
     assert kinds[:3] == [Committed(1, 0, b"same", 0.5), Commit, Formed(2, 1, 8, ("w0", "w1", "late"))]
     assert told(decisions, Commit).keys() == {10, 11}
@@ -179,19 +179,6 @@ def test_a_loss_revokes_the_epoch_and_gives_all_lanes_to_the_others():
     welcomes = told(decisions, Welcome)
     assert {connection: each.rank for connection, each in welcomes.items()} == {11: 0, 12: 1}
     assert lanes_of(welcomes[11]) == [(0, 4), (4, 8)]
-
-
-def test_the_silent_are_given_up_at_once_and_make_one_epoch():
-    play = run_of(4, least=2)
-
-    decisions = play.wait(6.0, beating=(10, 13))
-
-    assert set(told(decisions, Evict)) == {11, 12}
-    assert [each.words[:21] for each in told(decisions, Evict).values()] == [
-        "rank 1 was given up: ",
-        "rank 2 was given up: ",
-    ]
-    assert recorded(decisions) == [Formed(2, 0, 8, ("w0", "w3"))]
 
 
 def test_the_others_go_on_without_one_who_left():

@@ -38,7 +38,7 @@ def test_all_members_may_leave_one_after_the_other_while_somebody_waits():
 
     play.say(10, Leave())
     play.say(11, Leave())
-    play.wait(1.0, beating=(20,))
+    play.wait(1.0)
 
     assert play.membership.ended is None
     assert told(play.say(21, run_hello("another")), Welcome).keys() == {20, 21}
@@ -84,8 +84,8 @@ def test_a_run_with_too_few_workers_waits_and_then_gives_up():
     play.finish_step(10, 11)
     play.hang_up(11)
 
-    early = play.wait(0.9 * REJOIN_S, beating=(10,))
-    decisions = play.wait(0.2 * REJOIN_S, beating=(10,))
+    early = play.wait(0.9 * REJOIN_S)
+    decisions = play.wait(0.2 * REJOIN_S)
 
     words = "there were 1 of at least 2 workers for 60 s at step 1: "
     words += "start all workers again from the last checkpoint, with a new journal"
@@ -99,7 +99,7 @@ def test_a_run_that_nobody_holds_the_state_of_gives_up():
     play.hang_up(10)
     play.say(20, run_hello("new"))
 
-    decisions = play.wait(REJOIN_S, beating=(20,))
+    decisions = play.wait(REJOIN_S)
 
     words = "nobody came for 60 s who holds the state of step 1: "
     words += "start all workers again from the last checkpoint, with a new journal"
@@ -109,11 +109,11 @@ def test_a_run_that_nobody_holds_the_state_of_gives_up():
 def test_a_run_that_became_whole_in_time_does_not_give_up():
     play = run_of(2)
     play.hang_up(11)
-    play.wait(0.9 * REJOIN_S, beating=(10,))
+    play.wait(0.9 * REJOIN_S)
 
     play.say(20, run_hello("new"))
 
-    assert play.wait(REJOIN_S, beating=(10, 20)) == []
+    assert play.wait(REJOIN_S) == []
 
 
 def test_a_run_gives_up_after_a_hundred_epochs_in_which_no_step_succeeded():

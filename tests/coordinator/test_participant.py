@@ -17,7 +17,7 @@ from phalanx.errors import (
     RemoteError,
     WeightsDiverged,
 )
-from phalanx.wire import Ask, Beat, Cause, Commit, Done, Evict, Halt, Holds, Leave, Left, Reason, Refused, Revoked
+from phalanx.wire import Ask, Cause, Commit, Done, Evict, Halt, Holds, Leave, Left, Reason, Refused, Revoked
 
 # Joining
 
@@ -120,7 +120,7 @@ def test_a_new_epoch_ends_the_one_before():
     assert begun == Begin(welcome(epoch=2))
 
 
-@pytest.mark.parametrize("message", [Left(1), Ask(), Beat()])
+@pytest.mark.parametrize("message", [Left(1), Ask()])
 def test_what_does_not_concern_the_membership_changes_nothing(message):
     assert member().hear(message, 1.0) == []
 

@@ -1,35 +1,26 @@
-"""A worker stays alive, and comes back."""
+"""A worker reports what it waits for, and comes back."""
 
-from coordinator_play import PATIENCE_S, ending, member, run_hello
+from coordinator_play import PATIENCE_S, STALL_S, ending, member, run_hello
 
-from phalanx.coordinator.participant import Abandon, Call, HangUp, Stop, Tell
+from phalanx.coordinator.participant import Abandon, HangUp, Participant, Reconnect, ReportWait, Stop, Tell
 from phalanx.errors import ConnectError, Evicted, PeerLost
-from phalanx.wire import Beat, Evict, Heard, Reason
+from phalanx.wire import Evict, Heard, Reason
 
 REJOIN_S = 60.0
 
 
-# Staying alive
+# Reporting
 
 
-def test_a_worker_beats_at_every_interval():
+def test_a_member_reports_every_second_what_it_waits_for():
     worker = member()
 
-    beats = []
+    reports = []
     for _ in range(3):
         now = worker.next_tick
-        beats.append((now, worker.tick(now)))
-        worker.hear(Beat(), now)
+        reports.append((now, worker.tick(now)))
 
-    assert beats == [(now, [Tell(Beat())]) for now in (1.0, 2.0, 3.0)]
-
-
-def test_the_coordinator_says_how_often():
-    worker = member()
-
-    worker.hear(Heard(20.0), 0.5)
-
-    assert worker.next_tick == 4.5
+    assert reports == [(now, [ReportWait()]) for now in (1.0, 2.0, 3.0)]
 
 
 def test_nothing_happens_before_its_time():
@@ -38,17 +29,13 @@ def test_nothing_happens_before_its_time():
     assert worker.tick(0.9) == []
 
 
-def test_a_coordinator_that_is_silent_is_lost():
-    worker = member()
-    moves = []
+def test_a_worker_that_waits_to_be_admitted_has_nothing_to_report():
+    worker = Participant(run_hello("w0"))
+    worker.reached(0.0)
+    worker.hear(Heard(PATIENCE_S, STALL_S), 0.0)
 
-    while not any(isinstance(move, HangUp) for move in moves):
-        now = worker.next_tick
-        moves = worker.tick(now)
-
-    assert now == PATIENCE_S
-    assert ending(moves) == (PeerLost, "the coordinator went away: nothing was heard of it for 5.0 s")
-    assert isinstance(moves[-1], Abandon)
+    assert worker.next_tick is None
+    assert worker.tick(100.0) == []
 
 
 # Coming back
@@ -64,7 +51,7 @@ def test_a_worker_of_a_run_calls_again_and_says_which_step_it_holds():
     hello = worker.reached(11.0)
 
     assert ending(moves) == (PeerLost, "the coordinator went away: connection reset")
-    assert (early, called) == ([], [Call()])
+    assert (early, called) == ([], [Reconnect()])
     assert hello == [Tell(run_hello("w0", step=3, pending=b"digest"))]
 
 
@@ -116,7 +103,7 @@ def test_naps_are_short_again_after_a_call_that_succeeded():
     for now in (10.0, 11.0, 12.0):
         worker.lost("refused", now)
     worker.reached(13.0)
-    worker.hear(Heard(PATIENCE_S), 13.0)
+    worker.hear(Heard(PATIENCE_S, STALL_S), 13.0)
 
     worker.lost("refused", 20.0)
 
@@ -142,7 +129,7 @@ def test_a_coordinator_that_came_back_may_go_away_again_for_as_long():
     worker = member()
     worker.lost("refused", 10.0)
     worker.reached(60.0)
-    worker.hear(Heard(PATIENCE_S), 60.0)
+    worker.hear(Heard(PATIENCE_S, STALL_S), 60.0)
 
     moves = worker.lost("refused", 60.0 + REJOIN_S)
 
@@ -167,4 +154,4 @@ def test_who_was_evicted_from_a_run_comes_again():
     assert moves[0] == HangUp()
     assert ending(moves) == (Evicted, "the coordinator gave this worker up: rank 0 was given up")
     assert isinstance(moves[-1], Abandon)
-    assert worker.tick(worker.next_tick) == [Call()]
+    assert worker.tick(worker.next_tick) == [Reconnect()]

@@ -259,17 +259,18 @@ def test_closing_and_leaving_twice_are_harmless(stack, coordinator):
     assert all(epoch.error is None for epoch in epochs.values())
 
 
-def test_a_member_of_which_nothing_is_heard_is_given_up_and_named(stack):
-    terms = Terms(minimum=2, maximum=2, patience_s=0.3)
+def test_a_member_that_says_nothing_is_named_once_another_has_waited_for_it_for_the_stall_time(stack):
+    terms = Terms(minimum=2, maximum=2, patience_s=0.3, stall_s=0.5)
     coordinator = stack.enter_context(Coordinator(terms=terms))
     prove(stack, coordinator, encode(hello(rank=1)))  # it never says anything again
-
     _, epochs = join_all(stack, coordinator, ranks=[0])
 
+    epochs[0].begin_wait(Wait((1,), "barrier"))
+
     error = reason(epochs[0])
-    assert isinstance(error, PeerLost)
+    assert isinstance(error, DeadlineExceeded)
     assert error.peer == 1
-    assert re.match(r"rank 1 was given up: nothing was heard of it for 0\.\d s", str(error))
+    assert re.match(r"rank 0 has waited \d\.\d s for rank 1, which does nothing: it is stopped, or stuck", str(error))
 
 
 def test_a_coordinator_that_waits_for_its_group_to_leave_does_not_wait_for_the_next(stack):

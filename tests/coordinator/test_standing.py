@@ -1,11 +1,11 @@
 """What people are told who look."""
 
 import pytest
-from coordinator_play import Play, only, plain_group, plain_hello, run_hello, run_of, told, waiting
+from coordinator_play import Play, elsewhere, only, plain_group, plain_hello, run_hello, run_of, told, waiting
 
 from phalanx.coordinator.blame import GRACE_S
 from phalanx.coordinator.decision import Say
-from phalanx.wire import Ask, Beat, Commit, Halt, Leave, Look, Reason, Standing, Status
+from phalanx.wire import Ask, Commit, Halt, Leave, Look, Reason, Standing, Status
 
 LOOKER = 99
 
@@ -21,9 +21,9 @@ def look(play, answers=()):
 def test_who_looks_is_told_how_every_worker_stands():
     play = run_of(2)
     play.say(20, run_hello("spare"))
-    play.wait(2.0, beating=(10,))
+    play.wait(2.0)
 
-    status = look(play, [(11, Beat())])
+    status = look(play, [(10, elsewhere()), (11, elsewhere())])
 
     common = {"host": "anvil", "pid": 7, "device": "cpu", "threads": 2, "is_done": False, "waits_for": (), "doing": ""}
     assert status == Status(
@@ -31,9 +31,9 @@ def test_who_looks_is_told_how_every_worker_stands():
         step=0,
         words="at step 0",
         workers=(
-            Standing(rank=0, name="w0", lanes=(0, 4), beat_age_s=GRACE_S, **common),
-            Standing(rank=1, name="w1", lanes=(4, 8), beat_age_s=GRACE_S, **common),
-            Standing(rank=None, name="spare", lanes=None, beat_age_s=2.0 + GRACE_S, **common),
+            Standing(rank=0, name="w0", lanes=(0, 4), silent_s=GRACE_S, **common),
+            Standing(rank=1, name="w1", lanes=(4, 8), silent_s=GRACE_S, **common),
+            Standing(rank=None, name="spare", lanes=None, silent_s=2.0 + GRACE_S, **common),
         ),
     )
 
@@ -44,6 +44,13 @@ def test_everybody_is_asked_what_they_wait_for():
     asked = play.say(LOOKER, Look())
 
     assert asked == [Say((10, 11, 12), Ask())]
+
+
+def test_workers_that_wait_to_be_admitted_are_asked_too():
+    play = run_of(2)
+    play.say(20, run_hello("spare"))
+
+    assert play.say(LOOKER, Look()) == [Say((10, 11, 20), Ask())]
 
 
 def test_who_looks_is_told_who_waits_for_whom():

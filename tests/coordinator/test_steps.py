@@ -20,7 +20,7 @@ def done(step=0, digest=b"same", epoch=1):
 def test_a_step_counts_when_everybody_is_done_and_not_before():
     steps = Steps(0, None)
 
-    outcomes = [steps.hear(rank, done(), 3) for rank in (2, 0, 1)]
+    outcomes = [steps.hear(rank, done(), 3, now=0.0) for rank in (2, 0, 1)]
 
     assert outcomes == [None, None, Commit(0, b"same")]
     assert (steps.step, steps.last, steps.dones) == (1, Commit(0, b"same"), {})
@@ -29,18 +29,18 @@ def test_a_step_counts_when_everybody_is_done_and_not_before():
 def test_who_says_twice_that_it_is_done_counts_once():
     steps = Steps(0, None)
 
-    outcomes = [steps.hear(0, done(), 2), steps.hear(0, done(), 2)]
+    outcomes = [steps.hear(0, done(), 2, now=0.0), steps.hear(0, done(), 2, now=0.0)]
 
     assert outcomes == [None, None]
 
 
 def test_what_was_done_in_another_epoch_is_void():
     steps = Steps(4, None)
-    steps.hear(0, done(4), 2)
+    steps.hear(0, done(4), 2, now=0.0)
 
     steps.begin(4)
 
-    assert steps.hear(1, done(4), 2) is None
+    assert steps.hear(1, done(4), 2, now=0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_was_done_in_another_epoch_is_void():
 def test_ranks_that_did_not_do_the_same_halt_and_the_odd_one_is_named(digests, odd, other, suspects):
     steps = Steps(7, None)
 
-    *_, outcome = [steps.hear(rank, done(7, digest), len(digests)) for rank, digest in enumerate(digests)]
+    *_, outcome = [steps.hear(rank, done(7, digest), len(digests), now=0.0) for rank, digest in enumerate(digests)]
 
     words = f"rank {odd} has other weights than rank {other} at step 7 "
     words += f"(digest {digests[odd].hex()}, not {digests[other].hex()}): {NEXT}, and look at {suspects}"
@@ -67,7 +67,7 @@ def test_ranks_that_did_not_do_the_same_halt_and_the_odd_one_is_named(digests, o
 def test_a_rank_at_another_step_halts_everybody(wrong):
     steps = Steps(4, None)
 
-    outcome = steps.hear(1, done(wrong), 2)
+    outcome = steps.hear(1, done(wrong), 2, now=0.0)
 
     words = f"rank 1 is done with step {wrong}, but the run is at step 4: {NEXT}"
     assert outcome == Halt(4, Reason.DIVERGED, 1, words)
@@ -78,7 +78,9 @@ def test_a_rank_at_another_step_halts_everybody(wrong):
 def test_the_order_in_which_ranks_are_done_does_not_matter(order, odd, is_odd):
     steps = Steps(0, None)
 
-    *early, last = [steps.hear(rank, done(digest=b"x" if is_odd and rank == odd else b"y"), 4) for rank in order]
+    *early, last = [
+        steps.hear(rank, done(digest=b"x" if is_odd and rank == odd else b"y"), 4, now=0.0) for rank in order
+    ]
 
     assert early == [None] * 3
     assert (last.rank if is_odd else last) == (odd if is_odd else Commit(0, b"y"))

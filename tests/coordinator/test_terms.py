@@ -33,12 +33,22 @@ def test_a_patience_that_nobody_can_mean_is_refused(patience_s):
     assert str(caught.value) == f"patience is from 0.1 to 3600 seconds, not {patience_s:g}"
 
 
-def test_one_knob_turns_all_waiting():
+@pytest.mark.parametrize("stall_s", [0.0, 0.09, -1.0, 1_000_001.0, float("nan"), float("inf")])
+def test_a_stall_time_that_nobody_can_mean_is_refused(stall_s):
+    with pytest.raises(ConfigError) as caught:
+        Terms(stall_s=stall_s)
+
+    assert str(caught.value) == f"the stall time is from 0.1 to 1000000 seconds, not {stall_s:g}"
+
+
+def test_a_run_waits_for_workers_as_patiently_as_it_is_told():
     terms = Terms(patience_s=10.0)
 
-    assert (terms.interval_s, terms.rejoin_s) == (2.0, 120.0)
+    assert (terms.longest_nap_s, terms.rejoin_s) == (2.0, 120.0)
 
 
 @pytest.mark.parametrize("size", [None, 3])
 def test_exact_terms_ask_for_one_number_of_workers(size):
-    assert Terms.exactly(size, job="night") == Terms(minimum=size, maximum=size, job="night")
+    terms = Terms.exactly(size, job="night", stall_s=7.0)
+
+    assert terms == Terms(minimum=size, maximum=size, job="night", stall_s=7.0)

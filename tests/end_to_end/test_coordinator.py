@@ -156,11 +156,12 @@ def test_a_worker_that_is_killed_costs_the_others_no_step(stack, tmp_path):
 
 def test_a_worker_that_was_stopped_is_given_up_and_takes_part_again_later(stack, tmp_path):
     journal = tmp_path / "journal"
-    coordinator, address = stack.enter_context(serving("--workers", "2:3", "--patience", 1, "--journal", journal))
+    options = ["--workers", "2:3", "--patience", 1, "--stall", 1, "--journal", journal]
+    coordinator, address = stack.enter_context(serving(*options))
     workers, stopped, leash = begin_with_a_process(stack, address, 100)
 
     stopped.process.send_signal(signal.SIGSTOP)
-    coordinator.wait_for("given up: nothing was heard of it")
+    coordinator.wait_for("which does nothing: it is stopped")
     leash.let(40)
     leash.wait_for(40)
     stopped.process.send_signal(signal.SIGCONT)
@@ -177,11 +178,11 @@ def test_a_worker_that_was_stopped_is_given_up_and_takes_part_again_later(stack,
 
 
 def test_a_worker_that_was_stopped_until_the_end_is_told_that_the_run_is_over(stack):
-    coordinator, address = stack.enter_context(serving("--workers", "2:3", "--patience", 2))
+    coordinator, address = stack.enter_context(serving("--workers", "2:3", "--patience", 2, "--stall", 2))
     workers, stopped, leash = begin_with_a_process(stack, address, 40)
 
     stopped.process.send_signal(signal.SIGSTOP)
-    coordinator.wait_for("given up: nothing was heard of it")
+    coordinator.wait_for("which does nothing: it is stopped")
     leash.let(41)
     for worker in workers:
         worker.join()

@@ -7,7 +7,6 @@ from phalanx.coordinator.decision import Record, Say
 from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.participant import Apply, Participant, Tell
 from phalanx.coordinator.record import Past
-from phalanx.coordinator.roll import Roll
 from phalanx.coordinator.steps import Steps
 from phalanx.testing.cluster import coordinator as cluster_coordinator
 from phalanx.testing.cluster import simulate_cluster
@@ -31,6 +30,7 @@ EVERYTHING = {
     "messages lost",
     "partitions",
     "revocations",
+    "stalls",
     "states fetched",
     "stops",
     "worker crashes",
@@ -39,7 +39,11 @@ EVERYTHING = {
 
 def commit_early(monkeypatch):
     hear = Steps.hear
-    monkeypatch.setattr(Steps, "hear", lambda self, rank, done, size: hear(self, rank, done, max(1, size - 1)))
+
+    def hear_some(self, rank, done, size, now):
+        return hear(self, rank, done, max(1, size - 1), now)
+
+    monkeypatch.setattr(Steps, "hear", hear_some)
 
 
 def count_what_was_done_in_an_older_epoch(monkeypatch):
@@ -58,7 +62,7 @@ def commit_in_a_revoked_epoch(monkeypatch):
 
     def hear_always(self, rank, message, now):
         is_done = isinstance(message, Done) and message.epoch == self.epoch
-        return self._hear_done(rank, message) if is_done else hear(self, rank, message, now)
+        return self._hear_done(rank, message, now) if is_done else hear(self, rank, message, now)
 
     monkeypatch.setattr(Membership, "_hear_member", hear_always)
 
@@ -66,8 +70,8 @@ def commit_in_a_revoked_epoch(monkeypatch):
 def say_before_recording(monkeypatch):
     hear = Membership._hear_done
 
-    def hear_hastily(self, rank, done):
-        match hear(self, rank, done):
+    def hear_hastily(self, rank, done, now):
+        match hear(self, rank, done, now):
             case [Record() as record, Say() as say, *rest]:
                 return [say, record, *rest]
             case decisions:
@@ -98,8 +102,8 @@ def go_on_in_an_old_epoch(monkeypatch):
     monkeypatch.setattr(Participant, "done", done_in_any)
 
 
-def never_evict_the_silent(monkeypatch):
-    monkeypatch.setattr(Roll, "take_silent", lambda *_: [])
+def overlook_closed_connections(monkeypatch):
+    monkeypatch.setattr(Membership, "hang_up", lambda *_: [])
 
 
 BUGS = [
@@ -110,7 +114,7 @@ BUGS = [
     (forget_the_journal, "began after epoch"),
     (apply_without_a_commit, "steps were committed"),
     (go_on_in_an_old_epoch, "of what it did in epoch"),
-    (never_evict_the_silent, "waits for ever"),
+    (overlook_closed_connections, "waits for ever"),
 ]
 
 

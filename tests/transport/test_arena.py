@@ -146,7 +146,7 @@ def test_a_deadline_names_the_ranks_that_are_late(arenas, epoch):
         arenas[1].wait(deadline, epoch, "the barrier")
 
     assert caught.value.peer == 3
-    assert epoch.waiting == Wait((3, 8), "the barrier")
+    assert epoch.waiting.wait == Wait((3, 8), "the barrier")
 
 
 def test_who_came_to_an_earlier_meeting_only_is_late(arenas, epoch):

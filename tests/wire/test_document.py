@@ -75,6 +75,8 @@ CONTROL_FRAMES = {
         lanes=8,
         step=41,
         pending=bytes(range(8)),
+        patience_s=5.0,
+        stall_s=None,
     ),
     "A step that is done": Done(epoch=2, step=41, loss=2.5, digest=bytes(range(8))),
     "A step that counts": Commit(step=41, digest=bytes(range(8))),

@@ -23,7 +23,16 @@ WELCOME = {
     "key": bytes(16),
     "members": [{"rank": 0, "host": "anvil", "addresses": [], "pid": 1}],
 }
-WAITING = {"type": "Waiting", "epoch": 1, "ranks": [0, 2], "group": "world", "sequence": 7, "words": "barrier"}
+WAITING = {
+    "type": "Waiting",
+    "epoch": 1,
+    "ranks": [0, 2],
+    "waited_s": [1.5, 0.0],
+    "group": "world",
+    "sequence": 7,
+    "words": "barrier",
+    "cpu_s": 3.25,
+}
 REVOKED = {"type": "Revoked", "epoch": 1, "cause": "left", "rank": 1, "words": "done"}
 ADDRESS = HELLO["addresses"][0]
 MEMBER = WELCOME["members"][0]

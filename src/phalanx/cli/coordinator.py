@@ -3,18 +3,19 @@
 import logging
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import TlsCa, TlsCert, TlsKey, TokenFile
+from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.coordinator import Coordinator, Journal, Terms, look, parse_workers
 from phalanx.errors import ConfigError, ConnectError, MembershipError, ProtocolError, TransportError
 from phalanx.launch import local
 from phalanx.launch.crew import Signals
-from phalanx.launch.env import LOOPBACK, parse_over, read_credentials
+from phalanx.launch.env import LOOPBACK, parse_over, read_credentials, read_times
 from phalanx.transport import Credentials, Deadline, format_address, make_token, own_hosts, parse_address
 from phalanx.wire import Address
 
@@ -34,9 +35,8 @@ def coordinator(
             help="Keep what must not be forgotten in this file; go on from it if it exists.", show_default=False
         ),
     ] = None,
-    patience: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Give up a worker of which nothing is heard for so long.")
-    ] = 5.0,
+    patience: Patience = None,
+    stall: Stall = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -50,7 +50,8 @@ def coordinator(
     phalanx token > FILE and copy the file to all of them.
     """
     minimum, maximum = parse_workers(workers)
-    terms = Terms(minimum=minimum, maximum=maximum, patience_s=patience)
+    patience_s, stall_s = read_times(patience, stall)
+    terms = replace(Terms.exactly(None, patience_s=patience_s, stall_s=stall_s), minimum=minimum, maximum=maximum)
     credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
     where = parse_address(bind)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -84,6 +85,8 @@ def join(
         str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
     ] = "auto",
     token_file: TokenFile = None,
+    patience: Patience = None,
+    stall: Stall = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -94,12 +97,15 @@ def join(
     all machines. Two dashes stand between the options of phalanx and the script:
     phalanx join 10.0.0.5:7000 -n 2 --token-file FILE -- train.py --steps 100
     """
+    patience_s, stall_s = read_times(patience, stall)
     program = local.Program(
         name=script,
         arguments=tuple(arguments or ()),
         is_module=module,
         workers=workers,
         over=parse_over(over, "--over"),
+        patience_s=patience_s,
+        stall_s=stall_s,
     )
     credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
     where = parse_address(address)

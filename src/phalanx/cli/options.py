@@ -12,6 +12,22 @@ TokenFile = Annotated[
         show_default=False,
     ),
 ]
+Patience = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How soon to notice that a machine or its network is gone; 5 by default, or PHALANX_PATIENCE.",
+        show_default=False,
+    ),
+]
+Stall = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long to wait for a worker that does nothing; 30 by default, or PHALANX_STALL.",
+        show_default=False,
+    ),
+]
 TlsCert = Annotated[Path | None, typer.Option(help="Use TLS: this side's certificate.", show_default=False)]
 TlsKey = Annotated[Path | None, typer.Option(help="The key of that certificate.", show_default=False)]
 TlsCa = Annotated[Path | None, typer.Option(help="Who must have signed the other sides'.", show_default=False)]

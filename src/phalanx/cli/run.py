@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.options import Patience, Stall
 from phalanx.launch import local
-from phalanx.launch.env import parse_over
+from phalanx.launch.env import parse_over, read_times
 
 
 def run(
@@ -24,6 +25,8 @@ def run(
         str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
     ] = "auto",
     hosts: Annotated[int, typer.Option(help="Pretend that the workers are spread over so many machines.")] = 1,
+    patience: Patience = None,
+    stall: Stall = None,
 ) -> None:
     """Start a script on several workers of this machine.
 
@@ -34,6 +37,7 @@ def run(
     Options of phalanx stand before the script, those of the script after it:
     phalanx run -n 4 train.py --steps 100
     """
+    patience_s, stall_s = read_times(patience, stall)
     program = local.Program(
         name=script,
         arguments=tuple(arguments or ()),
@@ -41,5 +45,7 @@ def run(
         workers=workers,
         hosts=hosts,
         over=parse_over(over, "--over"),
+        patience_s=patience_s,
+        stall_s=stall_s,
     )
     sys.exit(local.run(program))

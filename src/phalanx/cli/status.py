@@ -63,7 +63,7 @@ def _cells(worker: Standing) -> list[str]:
         worker.name or f"pid {worker.pid}",
         worker.device or "-",
         lanes,
-        f"{worker.beat_age_s:.1f} s ago",
+        f"{worker.silent_s:.1f} s ago",
         waits_for or "-",
         doing or "-",
     ]

@@ -10,11 +10,13 @@ import msgspec
 import typer
 
 import phalanx
+from phalanx.cli.options import Patience, Stall
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.gradient_server import GradientServer
 from phalanx.group import Over
 from phalanx.launch import local
+from phalanx.launch.env import read_times
 from phalanx.train import log
 from phalanx.train.config import Config, Device, Transport
 from phalanx.train.config_text import explain_config, format_config, parse_config
@@ -55,6 +57,8 @@ def train(
         int | None, typer.Option("--from-step", help="With --resume: go on from the checkpoint of this step.")
     ] = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the config and train nothing.")] = False,
+    patience: Patience = None,
+    stall: Stall = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print nothing but one last line of JSON.")] = False,
 ) -> None:
     """Train a byte-level transformer, by default on the source of Python itself.
@@ -74,6 +78,7 @@ def train(
     }
     settings = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in given.items() if value is not None]
     settings += sets or []
+    times = read_times(patience, stall)
     if resume is None and from_step is not None:
         raise ConfigError("--from-step says where to go on: pass --resume RUN_DIR too")
     old = None if resume is None else _reopen(resume, settings, config_file)
@@ -86,11 +91,19 @@ def train(
     run = old or _create(config)
     with run.hold():
         start = _rewind(run, config, corpus, from_step) if old else None
-        status = _run(run, config, corpus, start, as_json=as_json)
+        status = _run(run, config, corpus, start, times, as_json=as_json)
     raise typer.Exit(status)
 
 
-def _run(run: RunDir, config: Config, corpus: Corpus, start: int | None, *, as_json: bool) -> int:
+def _run(
+    run: RunDir,
+    config: Config,
+    corpus: Corpus,
+    start: int | None,
+    times: tuple[float | None, float | None],
+    *,
+    as_json: bool,
+) -> int:
     if not as_json:
         show_beginning(run, config, corpus, start)
     credentials = Credentials(make_token().encode())
@@ -102,6 +115,8 @@ def _run(run: RunDir, config: Config, corpus: Corpus, start: int | None, *, as_j
             is_module=True,
             workers=config.run.workers,
             over=Over.TCP if config.run.transport is Transport.TCP else Over.AUTO,
+            patience_s=times[0],
+            stall_s=times[1],
             grace_s=_GRACE_S,
         )
         status = local.run(program, credentials)

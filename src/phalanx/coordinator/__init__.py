@@ -6,7 +6,7 @@ from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.onlooker import look
 from phalanx.coordinator.participant import Participant
 from phalanx.coordinator.server import Coordinator
-from phalanx.coordinator.terms import Terms, parse_workers
+from phalanx.coordinator.terms import Terms, check_times, parse_workers
 
 __all__ = [
     "Coordinator",
@@ -15,6 +15,7 @@ __all__ = [
     "Membership",
     "Participant",
     "Terms",
+    "check_times",
     "look",
     "parse_workers",
 ]

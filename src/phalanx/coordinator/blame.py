@@ -1,4 +1,4 @@
-"""Whose fault a stall is: decided from who waits for whom."""
+"""Which rank is to blame for a stall, decided from which rank waits for which."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,16 +7,16 @@ from phalanx.errors import CollectiveMismatch
 from phalanx.wire import Cause, Failed, Waiting, odd_one_out
 
 GRACE_S = 0.25
-"""How long an accusation waits for better evidence: the accused rank's own connection to close, or answers to come."""
+"""How long the coordinator waits for answers, or for the connection of the accused rank to close."""
 
 
 LONGEST_WORDS = 4000
-"""A message holds 4096 characters: this leaves room for what is said before somebody else's words."""
+"""A message holds 4096 characters: this leaves room for a prefix before the words of another rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Who is to blame for what."""
+class Culprit:
+    """The rank that is to blame, and for what."""
 
     cause: Cause
     rank: int
@@ -28,7 +28,10 @@ class Verdict:
 
 @dataclass(slots=True)
 class Inquiry:
-    """Everybody was asked whom they wait for, because one rank accused another, or wonders, or somebody looks."""
+    """A question to all workers, which ranks they wait for, and the answers so far.
+
+    It is asked because a rank has waited for a while, because one rank accuses another, or for ``phalanx status``.
+    """
 
     due: float
     accuser: int | None = None
@@ -36,23 +39,42 @@ class Inquiry:
     waits: dict[int, Waiting] = field(default_factory=dict)
     lookers: list[int] = field(default_factory=list)
 
-    def verdict(self) -> Verdict | None:
-        """What the answers amount to; None if nobody is to blame."""
+    def culprit(self) -> Culprit | None:
+        """Return who is to blame according to the answers and the accusation, if there is one; None for nobody."""
         if mismatch := disagreement(self.waits):
             return mismatch
         said = self.said
         if said is None or self.accuser is None:
             return None
         if said.cause is not Cause.STALLED:
-            return Verdict(said.cause, said.rank, f"rank {self.accuser}: {said.words}")
+            return Culprit(said.cause, said.rank, f"rank {self.accuser}: {said.words}")
         waits = {rank: waiting.ranks for rank, waiting in self.waits.items()}
-        culprit = blame(self.accuser, said.rank, waits)
-        why = "it answers nobody" if culprit not in waits else "it is not in that call"
-        return Verdict(Cause.STALLED, culprit, f"{said.words}; rank {culprit} holds everybody up: {why}")
+        rank = blame(self.accuser, said.rank, waits)
+        why = "it does not answer" if rank not in waits else "it is not in that call"
+        return Culprit(Cause.STALLED, rank, f"{said.words}; rank {rank} holds everybody up: {why}")
 
 
-def disagreement(waits: Mapping[int, Waiting]) -> Verdict | None:
-    """The odd rank among those in the same call of the same group who mean different things by it."""
+def find_stalled(
+    waits: Mapping[int, Mapping[int, float]], idle_s: Mapping[int, float], stall_s: Mapping[int, float]
+) -> Culprit | None:
+    """Return a rank that does nothing although another rank has waited for it for its stall time; None if all is well.
+
+    ``waits`` has for every rank how long it has waited for which others. ``idle_s`` says for how long a rank has been
+    asked what it does and showed no sign of work. A rank that works, or waits itself, is not to blame.
+    """
+    for waiter, waited in waits.items():
+        for rank, seconds in waited.items():
+            if min(seconds, idle_s.get(rank, 0.0)) >= stall_s[waiter]:
+                words = (
+                    f"rank {waiter} has waited {seconds:.1f} s for rank {rank}, which does nothing: it is stopped, or "
+                    f"stuck; look at that process, or allow more than {stall_s[waiter]:g} s with --stall"
+                )
+                return Culprit(Cause.STALLED, rank, words)
+    return None
+
+
+def disagreement(waits: Mapping[int, Waiting]) -> Culprit | None:
+    """Return the odd rank among ranks that are in the same call of the same group, but with different arguments."""
     calls: dict[tuple[str, int], dict[int, str]] = {}
     for rank, waiting in waits.items():
         if waiting.group:
@@ -61,14 +83,15 @@ def disagreement(waits: Mapping[int, Waiting]) -> Verdict | None:
         if odd := odd_one_out(words_of):
             rank, other = odd
             words = str(CollectiveMismatch.between(rank, words_of[rank], other, words_of[other]))
-            return Verdict(Cause.DISAGREED, rank, words)
+            return Culprit(Cause.DISAGREED, rank, words)
     return None
 
 
 def blame(accuser: int, accused: int, waits: Mapping[int, Sequence[int]]) -> int:
-    """The rank that holds everybody up: follow who waits for whom to the one that waits for nobody, or does not answer.
+    """Return the rank that holds everybody up: the end of the chain of waiting ranks that begins with the accused rank.
 
-    ``waits`` has the ranks that answered. If they wait in a circle, the accused rank stays accused.
+    That is a rank that waits for nobody or does not answer. ``waits`` has the ranks that answered. If they wait in a
+    circle, the accused rank is to blame.
     """
     seen = {accuser}
     rank = accused

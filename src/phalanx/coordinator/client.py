@@ -8,17 +8,33 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from phalanx.coordinator.connection import Connection
-from phalanx.coordinator.participant import NO_EPOCH, Abandon, Apply, Begin, Call, HangUp, Move, Participant, Stop, Tell
+from phalanx.coordinator.participant import (
+    NO_EPOCH,
+    REPORT_S,
+    Abandon,
+    Apply,
+    Begin,
+    HangUp,
+    Move,
+    Participant,
+    Reconnect,
+    ReportWait,
+    Stop,
+    Tell,
+)
+from phalanx.coordinator.terms import Terms
 from phalanx.errors import ConnectError, DeadlineExceeded, MembershipError, PeerLost, PhalanxError
-from phalanx.transport import Credentials, Deadline, Epoch, Wait, call
+from phalanx.transport import Credentials, Deadline, Epoch, Wait, Waited, call, close_in_children
 from phalanx.wire import (
     Address,
     Ask,
     Cause,
     Commit,
     Failed,
+    Heard,
     Hello,
     Left,
     Message,
@@ -26,7 +42,6 @@ from phalanx.wire import (
     Reason,
     Waiting,
     Welcome,
-    Wonder,
     encode,
 )
 
@@ -37,10 +52,10 @@ _log = logging.getLogger("phalanx")
 
 
 class CoordinatorClient:
-    """Joins a group, and tells this worker what becomes of it.
+    """Joins a group, and keeps this worker informed about it.
 
-    The ``Epoch`` of a membership, which is the caller's to close, ends every wait in it as soon as the coordinator says
-    so. A worker that takes steps says ``done`` after each, and ``wait_for_word`` returns what follows.
+    The ``Epoch`` of a membership ends every wait in it as soon as the coordinator says so; the caller closes it. A
+    worker that takes steps says ``done`` after each, and ``wait_for_word`` returns what follows.
     """
 
     def __init__(
@@ -50,11 +65,14 @@ class CoordinatorClient:
         *,
         credentials: Credentials | None = None,
         hosted_by: int | None = None,
+        patience_s: float | None = None,
     ) -> None:
         self._addresses = addresses
         self._credentials = credentials or Credentials()
         self._hosted_by = hosted_by
         self._whom = "the coordinator" if hosted_by is None else f"the coordinator, which rank {hosted_by} runs,"
+        self.patience_s = Terms().patience_s if patience_s is None else patience_s
+        """After how long without the other machine a connection breaks; the coordinator may say otherwise."""
         self._connection: Connection | None = self._connect(deadline)
         self.local_host = str(self._connection.socket.getsockname()[0])  # an address of this machine that works
         self._participant: Participant | None = None
@@ -64,7 +82,7 @@ class CoordinatorClient:
         self._must_call = self._is_closed = False
         self._interest: object = None  # what the poll is made for
         self._poll = select.poll()
-        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read, self._wake_write = map(close_in_children, socket.socketpair())
         self._thread = threading.Thread(target=self._live, name="phalanx-epoch", daemon=True)
 
     def join(self, hello: Hello, deadline: Deadline) -> tuple[Welcome, Epoch]:
@@ -84,9 +102,9 @@ class CoordinatorClient:
         return word
 
     def wait_for_word(self, deadline: Deadline) -> tuple[Welcome, Epoch] | Commit:
-        """What the coordinator says next: an epoch that begins, or that the step this worker is done with counts.
+        """Return what the coordinator says next: an epoch that begins, or the commit of this worker's step.
 
-        Raises why this worker cannot go on, ever: then it is no member any more.
+        Raises why this worker is no member any more and cannot become one again.
         """
         try:
             word = self._words.get(timeout=deadline.remaining_s())
@@ -99,25 +117,25 @@ class CoordinatorClient:
         return word
 
     def done(self, epoch: Epoch, loss: float, digest: bytes) -> None:
-        """Say that this worker has computed and exchanged its step; nothing is said if the epoch is over."""
+        """Say that this worker has computed and exchanged its step; say nothing if the epoch is over."""
         self._do(lambda participant: participant.done(epoch.number, loss, digest) if epoch is self._epoch else [])
 
     def hold(self, epoch: Epoch, step: int) -> None:
-        """Say that this worker, which was behind, has got the state of ``step`` from another."""
+        """Say that this worker, which was behind, has got the state of ``step`` from another worker."""
         # Another epoch may have the same number.
         self._do(lambda participant: participant.hold(epoch.number if epoch is self._epoch else NO_EPOCH, step))
 
     def halt(self, reason: Reason, rank: int | None, words: str) -> None:
-        """Stop everybody at this step, this worker too."""
+        """Stop all workers at this step, this one too."""
         self._do(lambda participant: participant.halt(reason, rank, words[:_WORDS]))
 
     def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
-        """Tell the coordinator, and so everybody, why this rank cannot go on in ``epoch``."""
+        """Tell the coordinator, and so all ranks, why this rank cannot continue in ``epoch``."""
         said = Failed(epoch.number, cause, rank, words[:_WORDS])
         self._do(lambda _: [Tell(said)] if epoch is self._epoch else [])
 
     def leave(self) -> None:
-        """Go, without anybody else having to stop. Leaving twice is harmless."""
+        """Leave the group without ending it for the other ranks. Leaving twice is harmless."""
         if not self._is_closed:
             self._do(lambda participant: participant.leave())
             self.close()
@@ -146,18 +164,18 @@ class CoordinatorClient:
                     self._wake()  # the thread sends the rest
 
     def _live(self) -> None:
-        """The thread, until this is closed. A mistake of ours must not leave this worker waiting."""
+        """Run the thread until this is closed. A mistake of ours must not leave this worker waiting."""
         assert self._participant
         try:
             while not self._is_closed:
                 self._live_on(self._participant)
         except Exception as error:
-            failure = MembershipError(f"this worker's talk with {self._whom} failed: {error!r}; start it again")
+            failure = MembershipError(f"this worker's connection to {self._whom} failed: {error!r}; start it again")
             self._carry_out([Abandon(failure), Stop(failure)])
             raise
 
     def _live_on(self, participant: Participant) -> None:
-        """Listen, keep time, and call again when the connection is lost."""
+        """Read, do what is due, and connect again when the connection is lost."""
         ready = self._wait(participant)
         with self._one_at_a_time:
             if self._wake_read.fileno() in ready:
@@ -169,7 +187,7 @@ class CoordinatorClient:
             self._call_again(participant)
 
     def _wait(self, participant: Participant) -> list[int]:
-        """The descriptors that are ready, or none when time changes something."""
+        """Return the descriptors that are ready, or none when something is due."""
         connection, due = self._connection, participant.next_tick
         interest = (connection, connection and connection.is_behind)
         if interest != self._interest:
@@ -197,11 +215,12 @@ class CoordinatorClient:
         match message:
             case Left(rank=rank) if self._epoch:
                 self._epoch.leave(rank)
+            case Heard(patience_s=patience_s):
+                self.patience_s = patience_s
+                if self._connection:
+                    self._connection.keep_alive(patience_s)
             case Ask():
-                wait = (self._epoch.waiting if self._epoch else None) or Wait((), "")
-                words = str(wait.words)[:_WORDS]
-                answer = Waiting(participant.epoch, wait.ranks, wait.group, wait.sequence, words)
-                self._carry_out([Tell(answer)])
+                self._carry_out([Tell(_describe(participant.epoch, self._epoch.waiting if self._epoch else None))])
             case _:
                 pass
         self._carry_out(participant.hear(message, time.monotonic()))
@@ -213,13 +232,15 @@ class CoordinatorClient:
                     self._connection.send_nowait(encode(message))
                 case HangUp():
                     self._hang_up()
-                case Call():
+                case Reconnect():
                     self._must_call = True
+                case ReportWait() if self._epoch:
+                    self._report_wait(self._epoch, REPORT_S)
                 case Abandon(error=error) if self._epoch:
                     self._epoch.revoke(error)
                 case Begin(welcome=welcome):
                     self._epoch = Epoch(welcome.epoch)
-                    self._epoch.suspect_mismatch = lambda: self._do(lambda _: [Tell(Wonder())])
+                    self._epoch.suspect_mismatch = partial(self._report_wait, self._epoch)
                     self._words.put((welcome, self._epoch))
                 case Apply(commit=commit):
                     self._words.put(commit)
@@ -228,9 +249,16 @@ class CoordinatorClient:
                 case _:
                     pass  # there is nobody to tell
 
+    def _report_wait(self, epoch: Epoch, at_least_s: float = 0.0) -> None:
+        """Tell the coordinator what this rank waits for, if it has waited for ``at_least_s``."""
+        waited = epoch.waiting
+        if waited and waited.longest_s >= at_least_s:
+            report = _describe(epoch.number, waited)
+            self._do(lambda _: [Tell(report)] if epoch is self._epoch else [])
+
     def _connect(self, deadline: Deadline) -> Connection:
         connected = call(self._addresses, deadline, self._credentials, Purpose.COORDINATOR, whom="the coordinator")
-        return Connection(connected, "the coordinator", _LIMIT_BYTES)
+        return Connection(connected, "the coordinator", _LIMIT_BYTES, self.patience_s)
 
     def _call_again(self, participant: Participant) -> None:
         try:
@@ -252,3 +280,17 @@ class CoordinatorClient:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_write.send(b"!")
+
+
+def _describe(epoch: int, waited: Waited | None) -> Waiting:
+    """Return the message that says what this process waits for."""
+    wait, _, waited_s = waited or (Wait((), ""), 0.0, {})
+    return Waiting(
+        epoch=epoch,
+        ranks=wait.ranks,
+        waited_s=tuple(waited_s[rank] for rank in wait.ranks),
+        group=wait.group,
+        sequence=wait.sequence,
+        words=str(wait.words)[:_WORDS],
+        cpu_s=time.process_time(),
+    )

@@ -1,10 +1,10 @@
-"""A connection that carries control messages and never waits: both ends of every talk with the coordinator."""
+"""A connection that carries control messages and never waits: both ends of every connection to the coordinator."""
 
 import contextlib
 import logging
 import socket
 
-from phalanx.transport import NOT_NOW
+from phalanx.transport import NOT_NOW, keep_alive
 from phalanx.wire import FrameReader, Hello, Look, Message, decode
 
 _READ_BYTES = 1 << 16
@@ -12,11 +12,15 @@ _log = logging.getLogger("phalanx")
 
 
 class Connection:
-    """What is still to be read and written. ``origin`` says who is at the other end."""
+    """A socket, what is still to be read from it and written to it, and ``origin``: who is at the other end.
 
-    def __init__(self, connected: socket.socket, origin: str, limit_bytes: int) -> None:
+    It breaks when the machine or the network at the other end has been gone for ``patience_s``.
+    """
+
+    def __init__(self, connected: socket.socket, origin: str, limit_bytes: int, patience_s: float) -> None:
         connected.setblocking(False)
         self.socket = connected
+        self.keep_alive(patience_s)
         self.origin = origin
         self.is_known = self.has_looked = False
         self._outbox = bytearray()
@@ -27,8 +31,13 @@ class Connection:
         """Whether something could not be sent yet."""
         return bool(self._outbox)
 
+    def keep_alive(self, patience_s: float) -> None:
+        """Change the patience: after how long without the other machine this connection breaks."""
+        with contextlib.suppress(OSError):  # it is broken already, which reading will show
+            keep_alive(self.socket, patience_s, is_always_read=True)
+
     def introduce(self, message: Message) -> None:
-        """Learn from its first message whom this connection is with."""
+        """Learn from its first message who is at the other end."""
         if isinstance(message, Hello) and not self.is_known:
             self.origin = f"{message.name or 'a worker'} at {self.origin}"
             _log.info("%s has come", self.origin)
@@ -36,14 +45,14 @@ class Connection:
         self.is_known |= isinstance(message, Hello | Look)
 
     def send_nowait(self, frame: bytes = b"") -> None:
-        """Send ``frame`` after what waits, as far as there is room. A broken connection is noticed by reading."""
+        """Send ``frame`` after what is unsent, as far as there is room. A broken connection is noticed by reading."""
         self._outbox += frame
         with contextlib.suppress(OSError):
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
 
     def read_nowait(self) -> list[Message]:
-        """The messages that have come; raises ``OSError`` when the other end hung up."""
+        """Return the messages that have come; raises ``OSError`` if the other end hung up."""
         messages: list[Message] = []
         while True:
             try:

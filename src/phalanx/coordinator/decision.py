@@ -1,4 +1,4 @@
-"""What follows from what happened: to be carried out in the order given."""
+"""What the coordinator decides to do, carried out in the order given."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Hang up on whoever is behind ``connection``."""
+    """Close ``connection``."""
 
     connection: int
     why: str
@@ -35,10 +35,10 @@ Decision = Say | Drop | Record
 
 
 def to(workers: Iterable[Worker]) -> tuple[int, ...]:
-    """Their connections."""
+    """Return the connections of these workers."""
     return tuple(each.connection for each in workers)
 
 
 def refuse(connection: int, reason: str) -> list[Decision]:
-    """Say no, and hang up."""
+    """Refuse a worker: say why, and close its connection."""
     return [Say((connection,), Refused(reason)), Drop(connection, f"it was refused: {reason}")]

@@ -1,11 +1,11 @@
-"""When an epoch begins, with whom, and when it ends."""
+"""When an epoch begins, with which workers, and when it ends."""
 
 import hashlib
 
-from phalanx.coordinator.blame import Verdict
+from phalanx.coordinator.blame import Culprit
 from phalanx.coordinator.decision import Decision, Record, Say, to
 from phalanx.coordinator.record import Formed, Past
-from phalanx.coordinator.roll import Roll
+from phalanx.coordinator.roster import Roster
 from phalanx.coordinator.steps import Steps
 from phalanx.coordinator.terms import Terms
 from phalanx.coordinator.worker import Worker, describe_members
@@ -15,55 +15,55 @@ _MOST_FRUITLESS = 100  # epochs in a row in which no step succeeded
 
 
 class Epochs:
-    """The present epoch, if there is one, and what the next one waits for."""
+    """The present epoch, if there is one, and what the next epoch waits for."""
 
-    def __init__(self, terms: Terms, secret: bytes, past: Past, now: float, roll: Roll, steps: Steps) -> None:
+    def __init__(self, terms: Terms, secret: bytes, past: Past, now: float, roster: Roster, steps: Steps) -> None:
         self.number = past.epoch
         self.lanes = past.lanes  # None for a plain group
         self.fruitless = 0
         self._terms = terms
         self._secret = secret
-        self._roll = roll
+        self._roster = roster
         self._steps = steps
         self._is_revoked = False
-        self._awaited = past.names  # of the epoch before a restart: they come back, if they live
+        self._awaited = past.names  # of the epoch before a restart: those that live come back
         self._awaited_until = now + terms.patience_s
         self._short_since = now if past.epoch else None  # since when a run cannot go on
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is a group that takes no steps, as far as is known."""
+        """Whether this is a group that takes no steps, as far as the coordinator knows."""
         return self.lanes is None
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is an epoch that still holds."""
-        return bool(self._roll.members) and not self._is_revoked
+        """Whether there is an epoch that is not revoked."""
+        return bool(self._roster.members) and not self._is_revoked
 
     @property
     def dues(self) -> list[float]:
-        """When time changes something."""
+        """The times at which something is due."""
         dues = [self._awaited_until] if self._awaited else []
         return dues if self._short_since is None else [*dues, self._short_since + self._terms.rejoin_s]
 
     def objection(self, worker: Worker) -> str | None:
-        """Why a worker cannot be in an epoch to come, if it cannot."""
+        """Return why a worker cannot be in any later epoch, or None if it can."""
         lanes, step = worker.hello.lanes or "no", self._steps.step
-        if self.is_plain and self.is_whole and len(self._roll.present) >= (self._roll.most or 1):
-            words = f"the group is complete: all its {self._roll.most} workers are here"
+        if self.is_plain and self.is_whole and len(self._roster.present) >= (self._roster.most or 1):
+            words = f"the group is complete: all its {self._roster.most} workers are here"
             return f"{words}; a program that connects again has to close its group first"
         if not self.is_plain and worker.hello.lanes != self.lanes:
             return f"you train with {lanes} lanes, this run with {self.lanes}: start all with the same config"
         if not self.is_plain and worker.step > step:
             words = f"you hold step {worker.step}, but this run is at step {step}"
             return f"{words}: start from its checkpoint, or with a new journal"
-        return self._roll.objection(worker.hello)
+        return self._roster.objection(worker.hello)
 
     def shortage(self, now: float) -> Halt | None:
-        """Why a run gives up, and what to do; None if it need not."""
+        """Return why a run with too few workers gives up, and what to do; None if it does not give up."""
         if self._short_since is None or now < self._short_since + self._terms.rejoin_s:
             return None
-        here, least, step = len(self._roll.present), self._roll.least or 1, self._steps.step
+        here, least, step = len(self._roster.present), self._roster.least or 1, self._steps.step
         words = f"nobody came for {self._terms.rejoin_s:g} s who holds the state of step {step}"
         if here < least:
             words = f"there were {here} of at least {least} workers for {self._terms.rejoin_s:g} s at step {step}"
@@ -71,13 +71,13 @@ class Epochs:
         return Halt(step, Reason.STUCK, None, words)
 
     def form_if_possible(self, now: float) -> list[Decision]:
-        """Begin an epoch, unless there is one, or it has to wait for somebody."""
+        """Begin an epoch, unless there is one already or it has to wait for a worker."""
         if self.is_whole:
             return []
         if now >= self._awaited_until:
             self._awaited = frozenset()
-        workers = self._roll.candidates(self._steps.step, is_plain=self.is_plain)
-        least = self._roll.least
+        workers = self._roster.candidates(self._steps.step, is_plain=self.is_plain)
+        least = self._roster.least
         is_early = not self._awaited <= {each.hello.name for each in workers}
         is_held = self.is_plain or any(each.step == self._steps.step for each in workers)
         if least is None or len(workers) < least or is_early or not is_held:
@@ -90,15 +90,15 @@ class Epochs:
         """Begin an epoch with these workers."""
         step = self._steps.step
         if self.is_plain:
-            step = max(each.step for each in workers)  # a run that has not begun does so where the first of them is
-            for each in self._roll.members.values():
-                each.has_left = True  # through with the group before, though it is still connected
+            step = max(each.step for each in workers)  # a run that has not begun starts where a worker is
+            for each in self._roster.members.values():
+                each.has_left = True  # it is finished with the last group, though still connected
         self._steps.begin(step)
         self.lanes = workers[0].hello.lanes
         self.number += 1
         self.fruitless += 1
         self._is_revoked, self._short_since, self._awaited = False, None, frozenset()
-        ranks = self._roll.seat(workers)
+        ranks = self._roster.seat(workers)
         decisions: list[Decision] = []
         if self.lanes is not None:
             names = tuple(each.hello.name for each in ranks.values())
@@ -109,15 +109,15 @@ class Epochs:
             decisions.append(Say((worker.connection,), Welcome(self.number, rank, key, members, self._steps.step)))
         return decisions
 
-    def revoke(self, verdict: Verdict) -> list[Decision]:
+    def revoke(self, culprit: Culprit) -> list[Decision]:
         """End the epoch; the first reason stays."""
         if self._is_revoked:
             return []
         self._is_revoked = True
-        return [Say(to(self._roll.staying), Revoked(self.number, verdict.cause, verdict.rank, verdict.words))]
+        return [Say(to(self._roster.staying), Revoked(self.number, culprit.cause, culprit.rank, culprit.words))]
 
     def is_fruitless(self) -> Halt | None:
-        """Why a run gives up although workers come and go; None if it need not."""
+        """Return why a run gives up although it has workers; None if it does not give up."""
         if self.is_plain or self.fruitless <= _MOST_FRUITLESS:
             return None
         words = (

@@ -1,21 +1,21 @@
-"""Who is in the group and whether a step counts, decided: messages and time go in, decisions come out.
+"""The coordinator's decisions: who is in the group, and whether a step counts.
 
-No socket, no clock, no thread. A *plain* group takes no steps: when a member is lost it is over. A *run* takes steps
-and lives on: a member that is lost is left out of the next epoch, one that comes is admitted between two steps.
+Messages and the time go in, decisions come out: no socket, no clock, no thread. A *plain* group takes no steps, and is
+over when a member is lost. A *run* takes steps and continues: a lost member is left out of the next epoch, and a new
+worker is admitted between two steps.
 """
 
-from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Inquiry, Verdict
+from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, find_stalled
 from phalanx.coordinator.decision import Decision, Drop, Record, Say, refuse, to
 from phalanx.coordinator.epochs import Epochs
 from phalanx.coordinator.record import Committed, Ended, Line, Past
-from phalanx.coordinator.roll import Roll
+from phalanx.coordinator.roster import Roster
 from phalanx.coordinator.standing import describe
 from phalanx.coordinator.steps import Steps
 from phalanx.coordinator.terms import Terms
 from phalanx.coordinator.worker import Worker
 from phalanx.wire import (
     Ask,
-    Beat,
     Cause,
     Commit,
     Done,
@@ -31,14 +31,16 @@ from phalanx.wire import (
     Message,
     Reason,
     Waiting,
-    Wonder,
 )
+
+_UNDONE_S = 1.0  # how long ranks that are done wait for the others before all are asked
+_PAUSE_S = 0.5  # the least time between two such questions
 
 
 class Membership:
     """The coordinator's state.
 
-    ``secret`` makes the keys of all epochs; ``past`` is what the journal says of the time before ``now``.
+    ``secret`` makes the keys of all epochs; ``past`` is what the journal says about the time before ``now``.
     """
 
     def __init__(self, terms: Terms, secret: bytes, past: Past | None = None, now: float = 0.0) -> None:
@@ -46,12 +48,12 @@ class Membership:
         self.ended = past.ended  # why the run is over, if it is
         self.has_halted = False
         self._terms = terms
-        self._roll = Roll(terms)
+        self._roster = Roster(terms)
         self._steps = Steps(past.step, past.last)
-        self._epochs = Epochs(terms, secret, past, now, self._roll, self._steps)
+        self._epochs = Epochs(terms, secret, past, now, self._roster, self._steps)
         self._inquiry: Inquiry | None = None
         self._left_due: float | None = None
-        self._next_scan = now
+        self._next_inquiry = now
 
     @property
     def epoch(self) -> int:
@@ -66,25 +68,24 @@ class Membership:
     @property
     def is_over(self) -> bool:
         """Whether the run has ended and nobody is here any more."""
-        return self.ended is not None and not self._roll.workers
+        return self.ended is not None and not self._roster.workers
 
     @property
     def is_deserted(self) -> bool:
-        """Whether everybody who was in a group is gone; who is still here only waits for another."""
-        return len(self._roll.waiting) == len(self._roll.workers)
+        """Whether all members of the last group are gone; workers that are still connected wait for another group."""
+        return len(self._roster.waiting) == len(self._roster.workers)
 
     @property
     def next_tick(self) -> float | None:
-        """When ``tick`` has something to do, if ever."""
-        dues = [self._next_scan] if self._roll.workers else []
-        dues += [self._inquiry.due] if self._inquiry else []
+        """When ``tick`` has something to do; None if nothing is due."""
+        dues = [self._inquiry.due] if self._inquiry else []
         dues += [self._left_due] if self._left_due is not None else []
-        dues += self._epochs.dues if self.ended is None else []
+        dues += [*self._epochs.dues, *self._undone_due] if self.ended is None else []
         return min(dues, default=None)
 
     def hear(self, connection: int, message: Message, now: float) -> list[Decision]:
-        """What follows from a message."""
-        worker = self._roll.workers.get(connection)
+        """Return what to do about a message."""
+        worker = self._roster.workers.get(connection)
         if worker is None:
             match message:
                 case Hello():
@@ -95,47 +96,42 @@ class Membership:
                     return refuse(connection, "say hello first")
         worker.heard_at = now
         match message:
-            case Beat():
-                return [Say((connection,), message)]
             case Leave():
                 return self._hear_leave(worker, now)
             case Halt() if self.ended is None:
-                return self._halt(message)  # also from who waits: it may have been a member when it found out
+                return self._halt(message)  # also from a worker that waits: it may have been a member when it found out
             case Holds(epoch=self.epoch) if self.ended is None:
                 worker.step = self.step  # even if the epoch is over: no step of it counted without this worker
                 return self._form_if_possible(now)
-            case _ if self._roll.is_member(worker) and self.ended is None:
+            case _ if self._roster.is_member(worker) and self.ended is None:
                 return self._hear_member(worker.rank, message, now)
             case _:
                 return []  # void: it belongs to an epoch that is over
 
     def hang_up(self, connection: int, now: float) -> list[Decision]:
-        """What follows when a connection closed."""
-        worker = self._roll.workers.get(connection)
+        """Return what to do about a connection that closed."""
+        worker = self._roster.workers.get(connection)
         if worker is None:
             return []
         return self._lose(worker, f"{worker.title} went away: its connection to the coordinator closed", now)
 
     def tick(self, now: float) -> list[Decision]:
-        """What follows from the time."""
+        """Return what is due at this time."""
         decisions: list[Decision] = []
         if self._inquiry and now >= self._inquiry.due:
             decisions += self._conclude(self._inquiry, now)
-        if now >= self._next_scan:
-            self._next_scan = now + self._terms.interval_s
-            silent = [(each, each.silence(now)) for each in self._roll.take_silent(now)]  # named before ranks change
-            for worker, words in silent:
-                decisions += self._evict(worker, words, now)
+        if any(now >= due for due in self._undone_due):
+            decisions += self._inquire(Inquiry(now + GRACE_S), now)
         if self._left_due is not None and now >= self._left_due:
-            rank = min(each.rank for each in self._roll.left)
-            decisions += self._go_on(Verdict(Cause.LEFT, rank, f"rank {rank} left the run"), now)
+            rank = min(each.rank for each in self._roster.left)
+            decisions += self._go_on(Culprit(Cause.LEFT, rank, f"rank {rank} left the run"), now)
         decisions += self._form_if_possible(now)
         if self.ended is None and (shortage := self._epochs.shortage(now)):
             decisions += self._halt(shortage)
         return decisions
 
     def fail_to_record(self, line: Line, why: str) -> list[Decision]:
-        """What follows when a line of the journal could not be written: what it says does not count."""
+        """Return what to do about a line that could not be written to the journal: what it says does not count."""
         if isinstance(line, Committed):
             self._steps.take_back()
         words = f"the coordinator cannot write its journal: {why}; make room, and start it again on the same journal"
@@ -146,37 +142,37 @@ class Membership:
 
     def _hear_hello(self, connection: int, hello: Hello, now: float) -> list[Decision]:
         decisions: list[Decision] = []
-        if again := self._roll.named(hello.name):
+        if again := self._roster.named(hello.name):
             decisions += self._evict(again, f"{again.title} came again", now)
         worker = Worker(connection, hello, now, hello.step)
         if hello.pending is not None and self._steps.last == Commit(hello.step, hello.pending):
-            worker.step += 1  # it was done when that step was committed, and only lacks the word
+            worker.step += 1  # it was done when that step was committed, and was not told
             decisions.append(Say((connection,), self._steps.last))
         if self.ended is not None:
             reason = f"the run is over ({self.ended}): start a coordinator with a new journal"
             return decisions + refuse(connection, reason)
         if objection := self._epochs.objection(worker):
             return decisions + refuse(connection, objection)
-        self._roll.enter(worker)
-        decisions.append(Say((connection,), Heard(self._terms.patience_s)))
+        self._roster.enter(worker)
+        decisions.append(Say((connection,), Heard(self._patience_s(worker), self._stall_s(worker))))
         return decisions + self._form_if_possible(now)
 
     def _hear_leave(self, worker: Worker, now: float) -> list[Decision]:
         worker.has_left = True
-        if not self._roll.is_member(worker) or self.ended is not None:
+        if not self._roster.is_member(worker) or self.ended is not None:
             return []
-        if not self._epochs.is_plain and not any(each.step == self.step for each in self._roll.present):
-            # Who came too late to get the state from them has nothing to do.
+        if not self._epochs.is_plain and not any(each.step == self.step for each in self._roster.present):
+            # A worker that came too late to get the state from them has nothing to do.
             goodbyes = [
-                decision for each in self._roll.present for decision in refuse(each.connection, "the run is over")
+                decision for each in self._roster.present for decision in refuse(each.connection, "the run is over")
             ]
             return self._end(f"all workers left it at step {self.step}") + goodbyes
-        if others := self._roll.staying:
-            # The others of a run may be about to leave too; if not, they need not find out one by one.
+        if others := self._roster.staying:
+            # The other workers may be about to leave too. If not, all of them are told together.
             self._left_due = None if self._epochs.is_plain else now + GRACE_S
             return [Say(to(others), Left(worker.rank))]
         self._forget_questions()
-        self._roll.members.clear()
+        self._roster.members.clear()
         return self._form_if_possible(now)
 
     def _evict(self, worker: Worker, words: str, now: float, cause: Cause = Cause.LOST) -> list[Decision]:
@@ -184,17 +180,17 @@ class Membership:
         return told + self._lose(worker, words, now, cause)
 
     def _lose(self, worker: Worker, words: str, now: float, cause: Cause = Cause.LOST) -> list[Decision]:
-        """Go on without a worker that is not there any more."""
-        self._roll.workers.pop(worker.connection, None)
-        if worker.has_left or not self._roll.is_member(worker):
+        """Continue without a worker that is gone."""
+        self._roster.workers.pop(worker.connection, None)
+        if worker.has_left or not self._roster.is_member(worker):
             return []
-        del self._roll.members[worker.rank]
-        return self._go_on(Verdict(cause, worker.rank, words), now)
+        del self._roster.members[worker.rank]
+        return self._go_on(Culprit(cause, worker.rank, words), now)
 
-    def _go_on(self, verdict: Verdict, now: float) -> list[Decision]:
+    def _go_on(self, culprit: Culprit, now: float) -> list[Decision]:
         """End this epoch and begin the next, if that is possible."""
         self._forget_questions()
-        return self._epochs.revoke(verdict) + self._form_if_possible(now)
+        return self._epochs.revoke(culprit) + self._form_if_possible(now)
 
     def _form_if_possible(self, now: float) -> list[Decision]:
         if self.ended is not None:
@@ -211,69 +207,81 @@ class Membership:
     def _hear_member(self, rank: int, message: Message, now: float) -> list[Decision]:
         match message:
             case Done(epoch=self.epoch) if self._epochs.is_whole:
-                return self._hear_done(rank, message)
-            case Waiting(epoch=self.epoch) if self._inquiry:
-                self._inquiry.waits[rank] = message
-            case Wonder() if not self._inquiry and self._epochs.is_whole:
-                return self._inquire(Inquiry(now + GRACE_S))
+                return self._hear_done(rank, message, now)
+            case Waiting(epoch=self.epoch):
+                return self._hear_waiting(rank, message, now)
             case Failed(epoch=self.epoch) if self._epochs.is_whole:
                 return self._hear_accusation(rank, message, now)
             case _:
                 pass  # void
         return []
 
-    def _hear_done(self, rank: int, done: Done) -> list[Decision]:
-        outcome = self._steps.hear(rank, done, len(self._roll.members))
+    def _hear_waiting(self, rank: int, waiting: Waiting, now: float) -> list[Decision]:
+        """Take an answer; ask all the others, if nobody was asked and this rank has waited for a while."""
+        self._roster.members[rank].answer(waiting, now)
+        if self._inquiry:
+            self._inquiry.waits[rank] = waiting
+        elif waiting.words and self._epochs.is_whole and now >= self._next_inquiry:
+            return self._inquire(Inquiry(now + GRACE_S, waits={rank: waiting}), now)
+        return []
+
+    def _hear_done(self, rank: int, done: Done, now: float) -> list[Decision]:
+        outcome = self._steps.hear(rank, done, len(self._roster.members), now)
         if isinstance(outcome, Halt):
             return self._halt(outcome)
         if outcome is None:
             return []
         self._epochs.fruitless = 0
-        self._roll.benched.clear()
-        for member in self._roll.members.values():
+        self._roster.benched.clear()
+        for member in self._roster.members.values():
             member.step = self.step
         line = Committed(self.epoch, outcome.step, outcome.digest, done.loss)
-        decisions: list[Decision] = [Record(line), Say(to(self._roll.staying), outcome)]
-        if self._roll.has_room_for_waiting:
+        decisions: list[Decision] = [Record(line), Say(to(self._roster.staying), outcome)]
+        if self._roster.has_room_for_waiting:
             self._forget_questions()
-            decisions += self._epochs.form(self._roll.candidates(self.step, is_plain=False))
+            decisions += self._epochs.form(self._roster.candidates(self.step, is_plain=False))
         return decisions
 
     def _hear_accusation(self, rank: int, said: Failed, now: float) -> list[Decision]:
         if said.cause in (Cause.DISAGREED, Cause.RAISED):
-            return self._condemn(Verdict(said.cause, said.rank, said.words), now)
-        if any(each.rank == said.rank for each in self._roll.left):
+            return self._condemn(Culprit(said.cause, said.rank, said.words), now)
+        if any(each.rank == said.rank for each in self._roster.left):
             words = f"rank {said.rank} left the group, and rank {rank} needed it"
-            return self._go_on(Verdict(Cause.LEFT, said.rank, words), now)
+            return self._go_on(Culprit(Cause.LEFT, said.rank, words), now)
         if self._inquiry and self._inquiry.said:
             return []
-        return self._inquire(Inquiry(now + GRACE_S, rank, said))
+        return self._inquire(Inquiry(now + GRACE_S, rank, said), now)
 
-    def _condemn(self, verdict: Verdict, now: float) -> list[Decision]:
-        """A plain group is over; a run goes on without the culprit, unless ranks disagree on what to do."""
-        culprit = self._roll.members.get(verdict.rank)
-        if self._epochs.is_plain or culprit is None:
-            return self._go_on(verdict, now)
-        if verdict.cause is Cause.DISAGREED:
-            return self._halt(Halt(self.step, Reason.DIVERGED, verdict.rank, verdict.words))
-        self._roll.benched.add(culprit.hello.name)
-        return self._evict(culprit, verdict.words, now, verdict.cause)
+    def _condemn(self, culprit: Culprit, now: float) -> list[Decision]:
+        """End a plain group; let a run continue without the culprit, unless ranks disagree on what to do."""
+        worker = self._roster.members.get(culprit.rank)
+        if self._epochs.is_plain or worker is None:
+            return self._go_on(culprit, now)
+        if culprit.cause is Cause.DISAGREED:
+            return self._halt(Halt(self.step, Reason.DIVERGED, culprit.rank, culprit.words))
+        self._roster.benched.add(worker.hello.name)
+        return self._evict(worker, culprit.words, now, culprit.cause)
 
     def _hear_look(self, connection: int, now: float) -> list[Decision]:
-        asked = [] if self._inquiry else self._inquire(Inquiry(now + GRACE_S))
-        assert self._inquiry
-        self._inquiry.lookers.append(connection)
-        return asked
+        if self._inquiry:
+            self._inquiry.lookers.append(connection)
+            return []
+        return self._inquire(Inquiry(now + GRACE_S, lookers=[connection]), now)
 
-    def _inquire(self, inquiry: Inquiry) -> list[Decision]:
-        """Ask everybody what they wait for, and decide when they have had time to answer."""
+    def _inquire(self, inquiry: Inquiry, now: float) -> list[Decision]:
+        """Ask all workers what they wait for, and decide when they have had time to answer."""
         if self._inquiry:
             inquiry.lookers = self._inquiry.lookers
         self._inquiry = inquiry
-        return [Say(to(self._roll.staying), Ask())]
+        self._next_inquiry = now + _PAUSE_S
+        asked = [each for each in self._roster.present if inquiry.lookers or self._roster.is_member(each)]
+        for worker in asked:
+            if worker.rank not in inquiry.waits:
+                worker.ask(now)
+        return [Say(to(asked), Ask())]
 
     def _forget_questions(self) -> None:
-        """What is open in an epoch that is over does not matter, but who looks still wants to know."""
+        """Drop what was asked about an epoch that is over; clients that look still get their answer."""
         self._left_due = None
         if self._inquiry:
             self._inquiry = Inquiry(self._inquiry.due, lookers=self._inquiry.lookers) if self._inquiry.lookers else None
@@ -282,15 +290,37 @@ class Membership:
         self._inquiry = None
         decisions: list[Decision] = []
         if inquiry.lookers:
-            status = describe(self._epochs, self._roll, self._steps, ended=self.ended, waits=inquiry.waits, now=now)
+            status = describe(self._epochs, self._roster, self._steps, ended=self.ended, waits=inquiry.waits, now=now)
             decisions.append(Say(tuple(inquiry.lookers), status))
-        verdict = inquiry.verdict() if self._epochs.is_whole else None
-        return decisions + (self._condemn(verdict, now) if verdict else [])
+        culprit = (inquiry.culprit() or self._find_stalled(inquiry, now)) if self._epochs.is_whole else None
+        return decisions + (self._condemn(culprit, now) if culprit else [])
+
+    @property
+    def _undone_due(self) -> list[float]:
+        """When to ask all workers because some have been done with the step for a while and others are not."""
+        if self._inquiry or not self._steps.done_at or not self._epochs.is_whole:
+            return []
+        return [max(min(self._steps.done_at.values()) + _UNDONE_S, self._next_inquiry)]
+
+    def _find_stalled(self, inquiry: Inquiry, now: float) -> Culprit | None:
+        """Return a member that does nothing while others wait for it; ranks that are done wait for the others."""
+        members, done_at = self._roster.members, self._steps.done_at
+        waits = {rank: dict(zip(each.ranks, each.waited_s, strict=False)) for rank, each in inquiry.waits.items()}
+        for rank, since in done_at.items():
+            waits[rank] = {other: now - since for other in members if other not in done_at}
+        idle_s = {rank: each.idle_s(now) for rank, each in members.items() if rank not in done_at}
+        return find_stalled(waits, idle_s, {rank: self._stall_s(each) for rank, each in members.items()})
+
+    def _patience_s(self, worker: Worker) -> float:
+        return self._terms.patience_s if worker.hello.patience_s is None else worker.hello.patience_s
+
+    def _stall_s(self, worker: Worker) -> float:
+        return self._terms.stall_s if worker.hello.stall_s is None else worker.hello.stall_s
 
     def _halt(self, halt: Halt) -> list[Decision]:
-        """Stop everybody, at the same step, with one message."""
+        """Stop all workers at the same step with one message."""
         self.has_halted = True
-        told: list[Decision] = [Say(to(self._roll.workers.values()), halt)]
+        told: list[Decision] = [Say(to(self._roster.workers.values()), halt)]
         return self._end(halt.words) + told
 
     def _end(self, words: str) -> list[Decision]:

@@ -1,4 +1,4 @@
-"""Asking a coordinator how things stand, without being a worker."""
+"""Asking a coordinator for the state of its run, without being a worker."""
 
 import select
 from contextlib import closing
@@ -12,10 +12,10 @@ _LIMIT_BYTES = 1 << 24
 
 
 def look(address: Address, deadline: Deadline, credentials: Credentials) -> Status:
-    """What the coordinator at ``address`` says about its run and every worker of it."""
+    """Return what the coordinator at ``address`` says about its run and all its workers."""
     whom = f"the coordinator at {format_address(address)}"
     connected = call([address], deadline, credentials, Purpose.COORDINATOR, whom="the coordinator")
-    with closing(Connection(connected, whom, _LIMIT_BYTES)) as connection:
+    with closing(Connection(connected, whom, _LIMIT_BYTES, deadline.seconds)) as connection:
         connection.send_nowait(encode(Look()))
         poll = select.poll()
         poll.register(connection.socket, select.POLLIN)

@@ -1,7 +1,8 @@
-"""A worker's side of the membership, decided: messages and time go in, decisions come out.
+"""A worker's decisions about its membership.
 
-No socket, no clock, no thread. A worker of a run outlives its connection: it calls again, says which step it holds,
-and goes on in the next epoch. A member of a plain group does not: without the coordinator the group is over.
+Messages and the time go in, decisions come out: no socket, no clock, no thread. A worker of a run outlives its
+connection: it connects again, says which step it holds, and continues in the next epoch. A member of a plain group does
+not: without the coordinator the group is over.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from phalanx.errors import (
     WeightsDiverged,
 )
 from phalanx.wire import (
-    Beat,
     Cause,
     Commit,
     Done,
@@ -44,6 +44,9 @@ from phalanx.wire import (
 
 NO_EPOCH = 0
 _FIRST_NAP_S = 0.05
+
+REPORT_S = 1.0
+"""After how long a worker tells the coordinator what it waits for, and how often from then on."""
 
 _ENDINGS = {
     Cause.LOST: PeerLost,
@@ -67,8 +70,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Connect to the coordinator; ``reached`` or ``lost`` follows."""
+class Reconnect:
+    """Connect to the coordinator again; ``reached`` or ``lost`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWait:
+    """Tell the coordinator what this worker waits for, if it has waited for ``REPORT_S``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,40 +86,40 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """An epoch begins: take its step."""
+    """Begin an epoch: take its step."""
 
     welcome: Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The epoch is over: end everything that waits in it with ``error``."""
+    """End everything that waits in the epoch with ``error``: the epoch is over."""
 
     error: PhalanxError
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """The step that this worker was done with counts: update the weights."""
+    """Update the weights: the step that this worker was done with counts."""
 
     commit: Commit
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """This worker is through; ``error`` says why."""
+    """End this worker's membership for good; ``error`` says why."""
 
     error: PhalanxError
 
 
-Move = Tell | Call | HangUp | Begin | Abandon | Apply | Stop
+Move = Tell | Reconnect | ReportWait | HangUp | Begin | Abandon | Apply | Stop
 
 
 class Participant:
-    """A worker's state. It begins connected: ``reached`` is the first thing to happen.
+    """A worker's state. It begins connected: the first call is ``reached``.
 
-    ``hello`` is what it says of itself; ``whom`` is what to call the coordinator in errors, and ``peer`` the rank that
-    runs it, if one does.
+    ``hello`` is what the worker says about itself; ``whom`` is what to call the coordinator in errors, and ``peer`` the
+    rank that runs it, if a rank does.
     """
 
     def __init__(self, hello: Hello, *, whom: str = "the coordinator", peer: int | None = None) -> None:
@@ -121,62 +129,59 @@ class Participant:
         self._whom = whom
         self._peer = peer
         self._terms = Terms()
-        self._pending: bytes | None = None  # what this worker is done with, until it hears whether that counts
+        self._pending: bytes | None = None  # the digest of a step, until this worker knows whether it counts
         self._halting: Halt | None = None
         self._is_in = False
         self._is_reached = False
         self._has_ended = False
-        self._heard_at = self._next_beat = 0.0
+        self._next_report = 0.0
         self._away_since: float | None = None
         self._next_call: float | None = None
         self._nap_s = _FIRST_NAP_S
 
     @property
     def next_tick(self) -> float | None:
-        """When ``tick`` has something to do, if ever."""
+        """When ``tick`` has something to do; None if nothing is due."""
         if self._has_ended:
             return None
-        return min(self._next_beat, self._heard_at + self._terms.patience_s) if self._is_reached else self._next_call
+        if not self._is_reached:
+            return self._next_call
+        return self._next_report if self._is_in else None
 
     def reached(self, now: float) -> list[Move]:
-        """What follows when the coordinator was reached."""
+        """Return what to do when the coordinator was reached."""
         if self._has_ended:
             return [HangUp()]
         self._is_reached = True
-        self._heard_at = now
-        self._next_beat = now + self._terms.interval_s
-        again = [Tell(self._halting)] if self._halting else []  # it may not have been heard
+        self._next_report = now + REPORT_S
+        again = [Tell(self._halting)] if self._halting else []  # it may not have arrived
         return [Tell(replace(self._hello, step=self.step, pending=self._pending)), *again]
 
     def lost(self, why: str, now: float) -> list[Move]:
-        """What follows when the connection closed, or could not be made."""
+        """Return what to do when the connection closed, or could not be made."""
         return self._call_again(PeerLost(f"{self._whom} went away: {why}", peer=self._peer), now)
 
     def tick(self, now: float) -> list[Move]:
-        """What follows from the time."""
+        """Return what is due at this time."""
         if self._has_ended:
             return []
         if not self._is_reached:
             if self._next_call is None or now < self._next_call:
                 return []
             self._next_call = None
-            return [Call()]
-        if now >= self._heard_at + self._terms.patience_s:
-            return [HangUp(), *self.lost(f"nothing was heard of it for {now - self._heard_at:.1f} s", now)]
-        if now < self._next_beat:
+            return [Reconnect()]
+        if not self._is_in or now < self._next_report:
             return []
-        self._next_beat = now + self._terms.interval_s
-        return [Tell(Beat())]
+        self._next_report = now + REPORT_S
+        return [ReportWait()]
 
     def hear(self, message: Message, now: float) -> list[Move]:
-        """What follows from a message of the coordinator."""
+        """Return what to do about a message of the coordinator."""
         if self._has_ended:
             return []
-        self._heard_at = now
         match message:
             case Heard(patience_s=patience_s):
                 self._terms = Terms(patience_s=patience_s)
-                self._next_beat = now + self._terms.interval_s
                 self._away_since, self._nap_s = None, _FIRST_NAP_S
             case Welcome():
                 return self._hear_welcome(message)
@@ -196,24 +201,24 @@ class Participant:
         return []
 
     def done(self, epoch: int, loss: float, digest: bytes) -> list[Move]:
-        """What follows when this worker is done with its step; nothing, if the epoch is over."""
+        """Return what to do when this worker is done with its step; nothing, if the epoch is over."""
         if not self._is_in or epoch != self.epoch:
             return []
         self._pending = digest
         return [Tell(Done(epoch, self.step, loss, digest))]
 
     def hold(self, epoch: int, step: int) -> list[Move]:
-        """What follows when this worker has got the state of the epoch's step from another."""
+        """Return what to do when this worker has got the state of the epoch's step from another worker."""
         self.step, self._pending = step, None
-        return [Tell(Holds(epoch))] if epoch == self.epoch else []  # also after its end: others may be gone
+        return [Tell(Holds(epoch))] if epoch == self.epoch else []  # also after the end of the epoch
 
     def halt(self, reason: Reason, rank: int | None, words: str) -> list[Move]:
-        """What follows when nobody must go on: everybody hears it, this worker too."""
+        """Return what to do to stop all workers, this one too."""
         self._halting = Halt(self.step, reason, rank, words)
         return [Tell(self._halting)]
 
     def leave(self) -> list[Move]:
-        """What follows when this worker wants to go."""
+        """Return what to do when this worker leaves."""
         self._has_ended = True
         return [Tell(Leave()), HangUp()]
 
@@ -235,7 +240,7 @@ class Participant:
         return [Apply(commit)]
 
     def _call_again(self, why: PhalanxError, now: float) -> list[Move]:
-        """A worker of a run comes back, for a while; for a member of a plain group it is over."""
+        """Connect again in a run, for a while; end the membership in a plain group."""
         if self._has_ended:
             return []
         self._is_reached = False
@@ -248,7 +253,7 @@ class Participant:
             )
             return self._stop(ConnectError(f"{words}: start the coordinator again on its journal, then this worker"))
         self._next_call = now + self._nap_s
-        self._nap_s = min(2 * self._nap_s, self._terms.interval_s)
+        self._nap_s = min(2 * self._nap_s, self._terms.longest_nap_s)
         return self._abandon(why)
 
     def _abandon(self, error: PhalanxError) -> list[Move]:

@@ -1,4 +1,4 @@
-"""The coordinator at work: one thread that carries messages between workers and ``Membership``."""
+"""The coordinator's server: one thread that carries messages between workers and ``Membership``."""
 
 import contextlib
 import itertools
@@ -17,18 +17,20 @@ from phalanx.coordinator.journal import Journal
 from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.terms import Terms
 from phalanx.errors import PhalanxError
-from phalanx.transport import Acceptor, Credentials, Deadline
-from phalanx.wire import Address, Halt, Message, Purpose, Revoked, Welcome, encode
+from phalanx.transport import Acceptor, Credentials, Deadline, close_in_children
+from phalanx.wire import Address, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
 
 _LIMIT_BYTES = 1 << 20
+_LOOK_S = 1.0  # the longest wait, so that time in which this process was stopped is noticed
+_STOPPED_S = 2.0
 _log = logging.getLogger("phalanx")
 
 
 class Coordinator:
-    """Says who is in the group, tells everybody when that changes, and whether a step counts.
+    """Decides who is in the group and whether a step counts, and tells all workers.
 
-    It listens from construction on and works in a thread of its own until it is closed. What ``journal`` says has
-    happened already goes on; the journal stays the caller's to close.
+    It listens from construction on and works in a thread of its own until it is closed. It continues the run that
+    ``journal`` describes; the caller closes the journal.
     """
 
     def __init__(
@@ -44,15 +46,17 @@ class Coordinator:
         self.address: Address = self._acceptor.address
         self._journal = journal
         self._terms = terms or Terms()
-        self._membership = Membership(self._terms, os.urandom(32), journal.past if journal else None, time.monotonic())
+        self._clock = _WorkingClock()
+        past = journal.past if journal else None
+        self._membership = Membership(self._terms, os.urandom(32), past, self._clock.now())
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count()
-        self._selector = selectors.DefaultSelector()
+        self._selector = close_in_children(selectors.DefaultSelector())
         self._deserted = threading.Event()
         self._over = threading.Event()
         self._over_due: float | None = None
         self._failure: str | None = None
-        self._stop_read, self._stop_write = socket.socketpair()
+        self._stop_read, self._stop_write = map(close_in_children, socket.socketpair())
         self._selector.register(self._acceptor, selectors.EVENT_READ)
         self._selector.register(self._stop_read, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="phalanx-coordinator", daemon=True)
@@ -60,27 +64,27 @@ class Coordinator:
 
     @property
     def ended(self) -> str | None:
-        """Why the run is over, if it is."""
+        """Why the run is over; None if it is not."""
         return self._failure or self._membership.ended
 
     @property
     def has_halted(self) -> bool:
-        """Whether the run is over although it was not finished."""
+        """Whether the run ended before it was finished."""
         return self._membership.has_halted or self._failure is not None
 
     def wait_until_over(self, timeout_s: float) -> bool:
-        """Whether the run is over and everybody knows, within ``timeout_s``."""
+        """Wait up to ``timeout_s``, and return whether the run is over and all workers know."""
         return self._over.wait(timeout_s)
 
     def close(self) -> None:
-        """Hang up on everybody and stop. Closing twice is harmless."""
+        """Close all connections and stop. Closing twice is harmless."""
         with contextlib.suppress(OSError):
             self._stop_write.send(b"!")
         self._thread.join()
         self._stop_write.close()
 
     def close_when_left(self, deadline: Deadline) -> None:
-        """Close when all who were in a group have hung up, or at the deadline."""
+        """Close when all members of the group have left, or at the deadline."""
         self._deserted.wait(deadline.remaining_s())
         self.close()
 
@@ -94,7 +98,7 @@ class Coordinator:
         try:
             while self._attend_to_all():
                 pass
-        except Exception as error:  # noqa: BLE001 - a mistake of ours must not leave everybody waiting
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not leave all workers waiting
             self._failure = f"the coordinator failed: {error!r}"
             _log.exception("the coordinator failed")
         finally:
@@ -107,7 +111,7 @@ class Coordinator:
             self._over.set()
 
     def _attend_to_all(self) -> bool:
-        """Wait, and do what there is to do; False when it is time to stop."""
+        """Wait for something to do, and do it; False when it is time to stop."""
         for key, _ in self._selector.select(self._patience_s()):
             if key.fileobj is self._stop_read:
                 return False
@@ -115,17 +119,19 @@ class Coordinator:
                 self._attend(key.data)
         for arrival in self._acceptor.arrivals():
             number = next(self._numbers)
-            self._connections[number] = Connection(arrival.socket, arrival.origin, _LIMIT_BYTES)
+            connection = Connection(arrival.socket, arrival.origin, _LIMIT_BYTES, self._terms.patience_s)
+            self._connections[number] = connection
             self._selector.register(arrival.socket, selectors.EVENT_READ, number)
             self._attend(number)  # TLS may hold its first words already
-        self._carry_out(self._membership.tick(time.monotonic()))
+        self._carry_out(self._membership.tick(self._clock.now()))
         self._note_who_is_here()
         return True
 
-    def _patience_s(self) -> float | None:
+    def _patience_s(self) -> float:
         last = None if self._over.is_set() else self._over_due
-        dues = [due for due in (self._membership.next_tick, self._acceptor.next_due, last) if due is not None]
-        return max(0.0, min(dues) - time.monotonic()) if dues else None
+        own = [due - self._clock.now() for due in (self._membership.next_tick, last) if due is not None]
+        arriving = [] if self._acceptor.next_due is None else [self._acceptor.next_due - time.monotonic()]
+        return max(0.0, min([_LOOK_S, *own, *arriving]))
 
     def _note_who_is_here(self) -> None:
         if self._membership.is_deserted:
@@ -133,8 +139,8 @@ class Coordinator:
         else:
             self._deserted.clear()
         if self._membership.is_over and self._over_due is None:
-            self._over_due = time.monotonic() + self._terms.patience_s  # who missed the end may still come and ask
-        elif self._over_due is not None and time.monotonic() >= self._over_due:
+            self._over_due = self._clock.now() + self._terms.patience_s  # a worker that missed the end may still ask
+        elif self._over_due is not None and self._clock.now() >= self._over_due:
             self._over.set()
 
     def _attend(self, number: int) -> None:
@@ -144,7 +150,7 @@ class Coordinator:
                 if number not in self._connections:
                     return  # what it said before was too much
                 connection.introduce(message)
-                self._carry_out(self._membership.hear(number, message, time.monotonic()))
+                self._carry_out(self._membership.hear(number, message, self._clock.now()))
         except (OSError, PhalanxError) as error:
             self._drop(number, str(error))
         else:
@@ -158,6 +164,8 @@ class Coordinator:
                     frame = encode(message)
                     for number in numbers:
                         self._send(number, frame)
+                        if isinstance(message, Heard) and number in self._connections:
+                            self._connections[number].keep_alive(message.patience_s)
                 case Drop(connection=number, why=why):
                     self._drop(number, why)
                 case Record(line=line):
@@ -186,17 +194,36 @@ class Coordinator:
             _log.warning("refused a connection from %s: %s", connection.origin, why)
         self._selector.unregister(connection.socket)
         connection.close()
-        self._carry_out(self._membership.hang_up(number, time.monotonic()))
+        self._carry_out(self._membership.hang_up(number, self._clock.now()))
+
+
+class _WorkingClock:
+    """The monotonic clock without the time in which this process was stopped, by Ctrl-Z for example.
+
+    A worker must not be given up for a time in which the coordinator itself could not read what the worker said.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._stopped_s = 0.0
+
+    def now(self) -> float:
+        """Return the time; called at least every ``_LOOK_S``, so a longer gap is time in which nothing worked."""
+        now = time.monotonic()
+        if now - self._last > _STOPPED_S:
+            self._stopped_s += now - self._last
+        self._last = now
+        return now - self._stopped_s
 
 
 def _note(message: Message) -> None:
-    """Tell the log what is worth knowing."""
+    """Log a message that people want to know of."""
     match message:
         case Welcome(epoch=epoch, rank=0, members=members, step=step):
             _log.info("epoch %d begins at step %d with %d workers", epoch, step, len(members))
         case Revoked(epoch=epoch, words=words):
             _log.info("epoch %d ends: %s", epoch, words)
         case Halt(step=step, words=words):
-            _log.info("everybody halts at step %d: %s", step, words)
+            _log.info("all workers halt at step %d: %s", step, words)
         case _:
             pass

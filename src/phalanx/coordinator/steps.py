@@ -1,4 +1,4 @@
-"""Whether a step counts: it does when every member of the epoch was done with it, and all did the same."""
+"""Whether a step counts: it does when every member of the epoch is done with it and all have the same digest."""
 
 from phalanx.wire import Commit, Done, Halt, Reason, odd_one_out
 
@@ -6,24 +6,26 @@ _NEXT = "start all workers again from the last checkpoint, with a new journal"
 
 
 class Steps:
-    """The step that a run is at, and who is done with it."""
+    """The step that a run is at, and which ranks are done with it since when."""
 
     def __init__(self, step: int, last: Commit | None) -> None:
         self.step = step
         self.last = last
         self.dones: dict[int, Done] = {}  # by rank, in this epoch
+        self.done_at: dict[int, float] = {}
 
     def begin(self, step: int) -> None:
-        """A new epoch: what was done in another is void."""
+        """Start at ``step`` in a new epoch: what was done in another epoch is void."""
         self.step = step
-        self.dones.clear()
+        self._forget()
 
-    def hear(self, rank: int, done: Done, size: int) -> Commit | Halt | None:
-        """What follows when one of ``size`` ranks is done; None while others are not."""
+    def hear(self, rank: int, done: Done, size: int, now: float) -> Commit | Halt | None:
+        """Return what follows when one of ``size`` ranks is done; None while others are not."""
         if done.step != self.step:
             words = f"rank {rank} is done with step {done.step}, but the run is at step {self.step}"
             return Halt(self.step, Reason.DIVERGED, rank, f"{words}: {_NEXT}")
         self.dones[rank] = done
+        self.done_at[rank] = now
         if len(self.dones) < size:
             return None
         digests = {each: self.dones[each].digest for each in sorted(self.dones)}
@@ -35,10 +37,14 @@ class Steps:
             return Halt(self.step, Reason.DIVERGED, rank, f"{words}: {_NEXT}, and look at {suspects}")
         self.last = Commit(self.step, done.digest)
         self.step += 1
-        self.dones.clear()
+        self._forget()
         return self.last
 
     def take_back(self) -> None:
-        """The last step does not count after all; nobody has been told that it does."""
+        """Undo the last commit, which nobody has been told about."""
         self.step -= 1
         self.last = None
+
+    def _forget(self) -> None:
+        self.dones.clear()
+        self.done_at.clear()

@@ -1,18 +1,23 @@
-"""One worker as the coordinator knows it, and what can be decided about it alone."""
+"""One worker as the coordinator knows it, and decisions that concern one worker alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.buffers import even_parts
 from phalanx.coordinator.terms import Terms
-from phalanx.wire import Hello, Member
+from phalanx.wire import Hello, Member, Waiting
 
 NO_RANK = -1
+_BUSY = 0.02  # a process that uses this fraction of a processor is doing something
 
 
 @dataclass(slots=True)
 class Worker:
-    """Somebody who said hello; ``rank`` is that in the present epoch, ``step`` the next one of the state it holds."""
+    """A worker that said Hello; ``rank`` is its rank in the present epoch, ``step`` the next step of its state.
+
+    ``idle_since`` is the first question after which the worker showed no sign of work: it did not answer, or its
+    process had used no processor time. It is None if the worker was not asked, or was last seen at work.
+    """
 
     connection: int
     hello: Hello
@@ -20,20 +25,35 @@ class Worker:
     step: int
     rank: int = NO_RANK
     has_left: bool = False
+    idle_since: float | None = None
+    _answered_at: float | None = None
+    _cpu_s: float = 0.0
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """What to call this worker in messages."""
         return "a worker that waited" if self.rank == NO_RANK else f"rank {self.rank}"
 
-    def silence(self, now: float) -> str:
-        """Why it is given up when nothing is heard of it."""
-        silence = f"nothing was heard of it for {now - self.heard_at:.1f} s"
-        return f"{self.title} was given up: {silence}, so it is stopped, or its network is cut"
+    def ask(self, now: float) -> None:
+        """Note that this worker was asked what it waits for."""
+        if self.idle_since is None:
+            self.idle_since = now
+
+    def answer(self, waiting: Waiting, now: float) -> None:
+        """Note an answer: a worker that waits, or has used processor time since its last answer, is not idle."""
+        before = self._answered_at
+        is_busy = before is None or waiting.cpu_s - self._cpu_s >= _BUSY * (now - before)
+        if waiting.words or is_busy:
+            self.idle_since = None
+        self._answered_at, self._cpu_s = now, waiting.cpu_s
+
+    def idle_s(self, now: float) -> float:
+        """Return for how long this worker has been asked and showed no sign of work."""
+        return 0.0 if self.idle_since is None else now - self.idle_since
 
 
 def objection(hello: Hello, present: Sequence[Worker], terms: Terms) -> str | None:
-    """Why a worker does not fit to those who are there, if it does not."""
+    """Return why a worker cannot be in one group with those who are present, or None if it can."""
     others = [each.hello for each in present]
     sizes = [terms.minimum if terms.minimum == terms.maximum else None, *(other.size for other in others), hello.size]
     size = next((each for each in sizes if each is not None), None)
@@ -54,7 +74,7 @@ def objection(hello: Hello, present: Sequence[Worker], terms: Terms) -> str | No
 
 
 def assign_ranks(workers: Sequence[Worker]) -> dict[int, Worker]:
-    """Who gets which rank: the one it asks for if there is such a one, the others in order."""
+    """Return which worker gets which rank: the rank it asks for if that exists, the others in order."""
     wanted = {each.hello.rank: each for each in workers if each.hello.rank is not None}
     settled = {rank: each for rank, each in wanted.items() if rank < len(workers)}
     free = iter(rank for rank in range(len(workers)) if rank not in settled)
@@ -64,12 +84,12 @@ def assign_ranks(workers: Sequence[Worker]) -> dict[int, Worker]:
 
 
 def share_lanes(lanes: int | None, size: int) -> list[tuple[int, int]]:
-    """Which lanes each of ``size`` ranks computes: from, and up to but not including."""
+    """Return the lanes of each of ``size`` ranks: the first one, and the one after the last."""
     return [(part.start, part.stop) for part in even_parts(lanes or 0, size)]
 
 
 def describe_members(ranks: Mapping[int, Worker], lanes: int | None) -> tuple[Member, ...]:
-    """What everybody is told about the members of an epoch."""
+    """Return what every member of an epoch is told about all members."""
     shares = share_lanes(lanes, len(ranks))
     return tuple(
         Member(

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 
-from phalanx.coordinator import CoordinatorClient
+from phalanx.coordinator import CoordinatorClient, check_times
 from phalanx.errors import ConfigError, LinkClosed
 from phalanx.group.group import Group, make_group
 from phalanx.group.transaction import Member
@@ -41,9 +41,10 @@ class Join:
     """How a worker finds its group.
 
     ``coordinator`` lists the addresses where it may be; ``host`` names the machine this rank pretends to run on, so
-    that several can be simulated on one; ``hosted_by`` is the rank whose process the coordinator lives in, if any;
+    that several can be simulated on one; ``hosted_by`` is the rank whose process runs the coordinator, if one does;
     ``credentials`` are what the workers and the coordinator know each other by. A group that takes steps has ``lanes``,
-    and ``step`` is the next one of the state that this rank holds.
+    and ``step`` is the next one of the state that this rank holds. Without ``patience_s`` and ``stall_s`` the
+    coordinator says them.
     """
 
     coordinator: tuple[Address, ...]
@@ -56,6 +57,8 @@ class Join:
     timeout_s: float = 300.0
     lanes: int | None = None
     step: int = 0
+    patience_s: float | None = None
+    stall_s: float | None = None
     credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
@@ -64,6 +67,7 @@ class Join:
         if self.rank is not None and (self.rank < 0 or (self.size is not None and self.rank >= self.size)):
             raise ConfigError(f"there is no rank {self.rank} in a group of {self.size}: ranks begin at 0")
         check_lanes(self.lanes, self.size)
+        check_times(self.patience_s, self.stall_s)
 
 
 def check_lanes(lanes: int | None, size: int | None) -> None:
@@ -87,14 +91,14 @@ def connect(join: Join, connector: Connector | None = None) -> Group:
     """
     deadline = Deadline.after(join.timeout_s)
     with shortage_in_words("cannot join the group"), ExitStack() as undo:
-        client = CoordinatorClient(join.coordinator, deadline, credentials=join.credentials, hosted_by=join.hosted_by)
+        client = _call(join, deadline)
         undo.callback(client.close)
         acceptor = _listen(client.local_host, join)
         undo.callback(acceptor.close)
         welcome, epoch = client.join(_hello(join, _published(client.local_host, acceptor)), deadline)
         undo.callback(epoch.close)
         addresses = {member.rank: member.addresses for member in welcome.members}
-        tcp = TcpConnector(acceptor, addresses, LinkHello(epoch.number, welcome.rank, welcome.key))
+        tcp = TcpConnector(acceptor, addresses, LinkHello(epoch.number, welcome.rank, welcome.key), client.patience_s)
         undo.callback(tcp.close)
         world = World(connector or tcp, epoch, client, [member.host for member in welcome.members])
         ranks = [member.rank for member in welcome.members]
@@ -110,7 +114,7 @@ def enlist(join: Join) -> Member:
     """Join the run that ``join`` describes without links to its other ranks, for workers that can only call out."""
     assert join.lanes is not None, "a run takes steps"
     deadline = Deadline.after(join.timeout_s)
-    client = CoordinatorClient(join.coordinator, deadline, credentials=join.credentials, hosted_by=join.hosted_by)
+    client = _call(join, deadline)
     with ExitStack() as undo:
         undo.callback(client.close)
         welcome, epoch = client.join(_hello(join, ()), deadline)
@@ -119,6 +123,16 @@ def enlist(join: Join) -> Member:
         leave = undo.pop_all()
         leave.callback(client.leave)
         return Member(world, welcome.rank, len(welcome.members), join.lanes, join.timeout_s, leave.close)
+
+
+def _call(join: Join, deadline: Deadline) -> CoordinatorClient:
+    return CoordinatorClient(
+        join.coordinator,
+        deadline,
+        credentials=join.credentials,
+        hosted_by=join.hosted_by,
+        patience_s=join.patience_s,
+    )
 
 
 def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
@@ -136,6 +150,8 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
         job=join.job,
         lanes=join.lanes,
         step=join.step,
+        patience_s=join.patience_s,
+        stall_s=join.stall_s,
         name=f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}",
     )
 

@@ -61,6 +61,8 @@ def make_join(launch: Launch, timeout_s: float) -> Join:
         hosted_by=0 if launch.is_hosted else None,
         credentials=launch.credentials,
         timeout_s=timeout_s,
+        patience_s=launch.patience_s,
+        stall_s=launch.stall_s,
     )
 
 
@@ -113,7 +115,7 @@ def _start_coordinator(launch: Launch) -> tuple[Coordinator, Address]:
                 "copy it to all of them, and set PHALANX_TOKEN_FILE to its path there"
             )
         with suppress(ConfigError):  # somebody else is there
-            terms = Terms.exactly(launch.size, launch.job)
+            terms = Terms.exactly(launch.size, launch.job, patience_s=launch.patience_s, stall_s=launch.stall_s)
             return Coordinator(where, address.port, terms=terms, credentials=launch.credentials), address
     first, last = launch.coordinator[0].port, launch.coordinator[-1].port
     raise ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from phalanx.coordinator import check_times
 from phalanx.errors import ConfigError
 from phalanx.group import Over
 from phalanx.transport import Credentials, Tls, format_address, is_loopback, parse_address, parse_token
@@ -18,7 +19,16 @@ _CANDIDATES = 8  # ports that rank 0 may take: somebody else may hold the first 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below the range from which systems give ports to clients
 
 _TLS_NAMES = ("PHALANX_TLS_CERT", "PHALANX_TLS_KEY", "PHALANX_TLS_CA")
-_SUPERSEDED = {"PHALANX_TOKEN_FILE", "PHALANX_JOIN", "PHALANX_COORDINATOR", "PHALANX_RANK", "PHALANX_SIZE", *_TLS_NAMES}
+_SUPERSEDED = {
+    "PHALANX_TOKEN_FILE",
+    "PHALANX_JOIN",
+    "PHALANX_COORDINATOR",
+    "PHALANX_RANK",
+    "PHALANX_SIZE",
+    "PHALANX_PATIENCE",
+    "PHALANX_STALL",
+    *_TLS_NAMES,
+}
 
 _log = logging.getLogger("phalanx")
 
@@ -30,7 +40,7 @@ class Launch:
     """What a process was told about its group by whoever started it.
 
     ``coordinator`` lists where it may be. With ``is_hosted`` nobody has started it: rank 0 does, at the first of these
-    addresses that is free. ``rank`` and ``size`` are None where the coordinator says them.
+    addresses that is free. ``rank``, ``size``, ``patience_s`` and ``stall_s`` are None where the coordinator says them.
     """
 
     rank: int | None
@@ -40,13 +50,33 @@ class Launch:
     is_hosted: bool = False
     host: str | None = None
     over: Over = Over.AUTO
+    patience_s: float | None = None
+    stall_s: float | None = None
     credentials: Credentials = field(default_factory=Credentials)
 
 
 def read_launch() -> Launch | None:
-    """How this process was started; None if alone."""
+    """Return how this process was started; None if it was started alone."""
     launch = find_launch(os.environ)
-    return launch and replace(launch, credentials=read_credentials())
+    if launch is None:
+        return None
+    patience_s, stall_s = read_times()
+    return replace(launch, credentials=read_credentials(), patience_s=patience_s, stall_s=stall_s)
+
+
+def read_times(patience_s: float | None = None, stall_s: float | None = None) -> tuple[float | None, float | None]:
+    """Return the patience and the stall time that were given, or else those in the environment; None for neither."""
+    return find_times(os.environ, patience_s, stall_s)
+
+
+def find_times(
+    environ: Environ, patience_s: float | None = None, stall_s: float | None = None
+) -> tuple[float | None, float | None]:
+    """Return the patience and the stall time that were given, or else those in ``environ``; None for neither."""
+    patience_s = _seconds(environ, "PHALANX_PATIENCE") if patience_s is None else patience_s
+    stall_s = _seconds(environ, "PHALANX_STALL") if stall_s is None else stall_s
+    check_times(patience_s, stall_s)
+    return patience_s, stall_s
 
 
 def read_credentials(
@@ -107,6 +137,10 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
         told |= {"PHALANX_COORDINATOR": where, "PHALANX_RANK": str(launch.rank), "PHALANX_SIZE": str(launch.size)}
     if launch.host is not None:
         told["PHALANX_HOST"] = launch.host
+    if launch.patience_s is not None:
+        told["PHALANX_PATIENCE"] = str(launch.patience_s)
+    if launch.stall_s is not None:
+        told["PHALANX_STALL"] = str(launch.stall_s)
     if launch.credentials.token is not None:
         told["PHALANX_TOKEN"] = launch.credentials.token.decode()
     if tls := launch.credentials.tls:
@@ -257,6 +291,14 @@ def _number(environ: Environ, name: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(f"{name} must be a number of 0 or more, not {text!r}")
     return int(text)
+
+
+def _seconds(environ: Environ, name: str) -> float | None:
+    text = environ.get(name)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ConfigError(f"{name} must be a number of seconds, not {text!r}") from None
 
 
 def _address(environ: Environ, name: str) -> Address:

@@ -22,8 +22,8 @@ from phalanx.wire import Address
 class Program:
     """What to run: a script or module with its arguments, on how many workers, and how they are connected.
 
-    ``hosts`` is the number of machines to pretend to have: the ranks are spread evenly over them. ``grace_s`` is how
-    long workers may take to end when a signal comes.
+    ``hosts`` is the number of machines to pretend to have: the ranks are spread evenly over them. ``patience_s`` and
+    ``stall_s`` are None for the usual ones. ``grace_s`` is how long workers may take to end when a signal comes.
     """
 
     name: str
@@ -32,6 +32,8 @@ class Program:
     workers: int = 2
     hosts: int = 1
     over: Over = Over.AUTO
+    patience_s: float | None = None
+    stall_s: float | None = None
     grace_s: float = 3.0
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
     """
     job = secrets.token_hex(8)
     credentials = credentials or Credentials(make_token().encode())
-    terms = Terms.exactly(program.workers, job)
+    terms = Terms.exactly(program.workers, job, patience_s=program.patience_s, stall_s=program.stall_s)
     with Coordinator(terms=terms, credentials=credentials) as coordinator:
         launches = [
             Launch(
@@ -76,7 +78,14 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
 def join(program: Program, coordinator: Address, credentials: Credentials) -> int:
     """Run the program on workers that join the group of a coordinator elsewhere, and return the exit status."""
     launch = Launch(
-        rank=None, size=None, job="", coordinator=(coordinator,), over=program.over, credentials=credentials
+        rank=None,
+        size=None,
+        job="",
+        coordinator=(coordinator,),
+        over=program.over,
+        patience_s=program.patience_s,
+        stall_s=program.stall_s,
+        credentials=credentials,
     )
     return start(program, [launch] * program.workers, "worker")
 

@@ -7,7 +7,8 @@ from phalanx.transport.connector import Connector, LazyLink, TcpConnector
 from phalanx.transport.cpus import usable_cpus
 from phalanx.transport.credentials import Credentials, Tls, make_token, parse_token
 from phalanx.transport.deadline import Deadline
-from phalanx.transport.epoch import Epoch, Wait
+from phalanx.transport.epoch import Epoch, Wait, Waited
+from phalanx.transport.fork import close_in_children
 from phalanx.transport.link import Link, wait_for_links
 from phalanx.transport.memory import MemoryConnector, memory_pair
 from phalanx.transport.pending import Pending
@@ -16,7 +17,7 @@ from phalanx.transport.segment_pool import Location, SegmentPool
 from phalanx.transport.serial_executor import SerialExecutor
 from phalanx.transport.shortage import shortage_in_words
 from phalanx.transport.stream import NOT_NOW, StreamLink
-from phalanx.transport.tcp import Listener, connect
+from phalanx.transport.tcp import Listener, connect, keep_alive
 
 __all__ = [
     "NOT_NOW",
@@ -43,12 +44,15 @@ __all__ = [
     "TcpConnector",
     "Tls",
     "Wait",
+    "Waited",
     "call",
     "can_share_memory",
+    "close_in_children",
     "connect",
     "format_address",
     "host_identity",
     "is_loopback",
+    "keep_alive",
     "make_token",
     "memory_pair",
     "own_hosts",

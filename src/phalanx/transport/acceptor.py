@@ -12,6 +12,7 @@ from phalanx.transport.address import format_address, is_loopback
 from phalanx.transport.credentials import Credentials
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
+from phalanx.transport.fork import close_in_children
 from phalanx.transport.shortage import explain_shortage
 from phalanx.transport.socket_handshake import SocketHandshake, awaited
 from phalanx.transport.stream import NOT_NOW
@@ -66,7 +67,7 @@ class Acceptor:
         self.credentials = credentials
         self._purpose = purpose
         self._knows_foreign = knows_foreign
-        self._selector = selectors.DefaultSelector()
+        self._selector = close_in_children(selectors.DefaultSelector())
         self._selector.register(self._listener, selectors.EVENT_READ, self)
         self._strangers: dict[SocketHandshake, float] = {}  # in the order in which they came: until when they have time
         self._paused_until: float | None = None

@@ -13,10 +13,12 @@ from typing import Protocol
 from phalanx.errors import BadFrame, ConnectError, LinkClosed, MembershipError, PeerLost, PhalanxError, ProtocolError
 from phalanx.transport.acceptor import Acceptor, call
 from phalanx.transport.deadline import Deadline
-from phalanx.transport.epoch import Epoch
+from phalanx.transport.epoch import Epoch, Wait
+from phalanx.transport.fork import close_in_children
 from phalanx.transport.link import Link
 from phalanx.transport.shortage import shortage_in_words
 from phalanx.transport.stream import NOT_NOW, StreamLink
+from phalanx.transport.tcp import keep_alive
 from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, Purpose, decode, encode
 
 _STRANGER_LIMIT_BYTES = 4096
@@ -85,19 +87,27 @@ class TcpConnector:
     """Joins processes over TCP.
 
     A thread accepts all calls, whether or not this rank has asked for them: so a rank that dials never has to wait
-    until its peer comes to the same call. ``own`` is what this rank says of itself; its key is that of the epoch.
+    until its peer comes to the same call. ``own`` is what this rank says of itself; its key is that of the epoch. A
+    link on which nothing is sent breaks when its other end has been out of reach for ``patience_s``.
     """
 
-    def __init__(self, acceptor: Acceptor, addresses: Mapping[int, Sequence[Address]], own: LinkHello) -> None:
+    def __init__(
+        self,
+        acceptor: Acceptor,
+        addresses: Mapping[int, Sequence[Address]],
+        own: LinkHello,
+        patience_s: float = 5.0,
+    ) -> None:
         self._acceptor = acceptor
         self._addresses = addresses
         self._own = own
+        self._patience_s = patience_s
         self._unclaimed: dict[tuple[bytes, int], socket.socket] = {}  # calls that this rank has not asked for yet
         self._changed = threading.Condition()
         self._is_closing = False
-        self._selector = selectors.DefaultSelector()
+        self._selector = close_in_children(selectors.DefaultSelector())
         self._selector.register(acceptor, selectors.EVENT_READ)
-        self._wakes, self._wake = socket.socketpair()
+        self._wakes, self._wake = map(close_in_children, socket.socketpair())
         self._selector.register(self._wakes, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._attend, name=f"phalanx-accept-{own.rank}", daemon=True)
         self._thread.start()
@@ -114,6 +124,7 @@ class TcpConnector:
                 raise ConnectionRefusedError(0, "a process of another group answers there")
 
         try:
+            epoch.begin_wait(Wait((peer,), f"making a link to rank {peer}"))
             connected = call(
                 self._addresses[peer],
                 deadline,
@@ -127,18 +138,28 @@ class TcpConnector:
         except (MembershipError, ProtocolError) as error:
             epoch.check()
             raise ConnectError(f"no link to rank {peer}: {error}", peer=peer) from error
-        return StreamLink(connected, peer)
+        finally:
+            epoch.end_wait()
+        return self._link(connected, peer)
 
     def accept(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
         """Wait until ``peer`` has dialled with ``key``, and return the link."""
         del rank  # there is one in this process
-        with self._changed:
-            while (key, peer) not in self._unclaimed:
-                check_wait(peer, deadline, epoch)
-                if self._is_closing:
-                    raise LinkClosed("this group was closed on this side", peer=peer)
-                self._changed.wait(min(deadline.remaining_s(), _LOOK_S))
-            return StreamLink(self._unclaimed.pop((key, peer)), peer)
+        epoch.begin_wait(Wait((peer,), f"waiting for a link to rank {peer}"))
+        try:
+            with self._changed:
+                while (key, peer) not in self._unclaimed:
+                    check_wait(peer, deadline, epoch)
+                    if self._is_closing:
+                        raise LinkClosed("this group was closed on this side", peer=peer)
+                    self._changed.wait(min(deadline.remaining_s(), _LOOK_S))
+                return self._link(self._unclaimed.pop((key, peer)), peer)
+        finally:
+            epoch.end_wait()
+
+    def _link(self, connected: socket.socket, peer: int) -> StreamLink:
+        keep_alive(connected, self._patience_s)
+        return StreamLink(connected, peer)
 
     def close(self) -> None:
         """Stop listening, and hang up on everybody who waits here. Closing twice is harmless."""

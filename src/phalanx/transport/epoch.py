@@ -4,20 +4,30 @@ import contextlib
 import copy
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from phalanx.errors import PhalanxError
+from phalanx.transport.fork import close_in_children
 from phalanx.transport.shortage import shortage_in_words
 
 
 class Wait(NamedTuple):
-    """Whom a rank waits for and what it is doing; which call of which group, where only comparing can tell."""
+    """The ranks that a rank waits for and what it is doing; the call and its group, if ranks must compare them."""
 
     ranks: tuple[int, ...]
     words: object
     group: str = ""
     sequence: int = 0
+
+
+class Waited(NamedTuple):
+    """What a rank waits for, in all its threads: the longest wait, and the seconds spent waiting for each rank."""
+
+    wait: Wait
+    longest_s: float
+    waited_s: dict[int, float]
 
 
 class Epoch:
@@ -31,12 +41,12 @@ class Epoch:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._waits: dict[int, Wait] = {}  # by thread: a group may wait in several at once
+        self._waits: dict[int, tuple[Wait, float]] = {}  # by thread: a group may wait in several at once; since when
         self.suspect_mismatch: Callable[[], None] = lambda: None
         self.left: frozenset[int] = frozenset()
         self.error: PhalanxError | None = None
         with shortage_in_words("cannot begin an epoch"):
-            self._read_end, self._write_end = socket.socketpair()
+            self._read_end, self._write_end = map(close_in_children, socket.socketpair())
 
     def revoke(self, error: PhalanxError) -> None:
         """End all waits, now and later, with ``error``; the first reason given stays."""
@@ -46,20 +56,26 @@ class Epoch:
                 self._write_end.send(b"!")
 
     def begin_wait(self, wait: Wait) -> None:
-        """Say what this thread waits for."""
-        self._waits[threading.get_ident()] = wait
+        """Say what this thread waits for; until ``end_wait``, saying it again continues the same wait."""
+        thread = threading.get_ident()
+        _, since = self._waits.get(thread) or (wait, time.monotonic())
+        self._waits[thread] = wait, since
 
     def end_wait(self) -> None:
         """Say that this thread waits no longer."""
         self._waits.pop(threading.get_ident(), None)
 
     @property
-    def waiting(self) -> Wait | None:
-        """What this rank waits for: the ranks of all its waits, and the words of one, best of a collective."""
-        waits = sorted(self._waits.copy().values(), key=lambda wait: not wait.group)
+    def waiting(self) -> Waited | None:
+        """What this rank waits for: the ranks of all its waits, and the words of one, preferably of a collective."""
+        now = time.monotonic()
+        waits = sorted(self._waits.copy().values(), key=lambda each: not each[0].group)
         if not waits:
             return None
-        return waits[0]._replace(ranks=tuple(dict.fromkeys(rank for wait in waits for rank in wait.ranks)))
+        waited_s: dict[int, float] = {}
+        for wait, since in waits:
+            waited_s |= {rank: max(now - since, waited_s.get(rank, 0.0)) for rank in wait.ranks}
+        return Waited(waits[0][0]._replace(ranks=tuple(waited_s)), now - min(since for _, since in waits), waited_s)
 
     def leave(self, rank: int) -> None:
         """Know that ``rank`` closed its group: only who still waits for it has a reason to stop."""

@@ -6,6 +6,7 @@ import threading
 from phalanx.transport.connector import check_wait
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
+from phalanx.transport.fork import close_in_children
 from phalanx.transport.link import Link
 from phalanx.transport.stream import StreamLink
 
@@ -17,7 +18,7 @@ def memory_pair(left: int, right: int) -> tuple[StreamLink, StreamLink]:
 
     It is a socket pair, so its room is bounded as between hosts: a plan that deadlocks there deadlocks here, too.
     """
-    left_end, right_end = socket.socketpair()
+    left_end, right_end = map(close_in_children, socket.socketpair())
     return StreamLink(left_end, right), StreamLink(right_end, left)
 
 

@@ -12,6 +12,7 @@ from phalanx.errors import AuthError
 from phalanx.transport.credentials import Credentials, Tls
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
+from phalanx.transport.fork import close_in_children
 from phalanx.transport.stream import NOT_NOW
 from phalanx.wire import Handshake, Purpose
 
@@ -119,7 +120,8 @@ def _wrap(connected: socket.socket, tls: Tls | None, *, server_side: bool) -> so
         return connected
     context = tls.server if server_side else tls.client
     try:
-        return context.wrap_socket(connected, server_side=server_side, do_handshake_on_connect=False)
+        wrapped = context.wrap_socket(connected, server_side=server_side, do_handshake_on_connect=False)
+        return close_in_children(wrapped)
     except OSError:
         connected.close()
         raise

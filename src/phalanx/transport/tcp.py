@@ -12,9 +12,11 @@ from phalanx.errors import ConfigError, ConnectError, PeerLost, PhalanxError, Pr
 from phalanx.transport.address import format_address, is_loopback
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
+from phalanx.transport.fork import close_in_children
 from phalanx.transport.shortage import is_shortage
 from phalanx.wire import Address
 
+_PATIENCE_S = 5.0  # until the owner of a connection says otherwise
 _ATTEMPT_S = 3.0  # one silent address must not use up the time of the others
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 0.5
 _LOOPBACK_BUFFER_BYTES = 1 << 21  # fits the processor's cache; what the kernel would grow to does not (docs/log.md)
@@ -29,7 +31,7 @@ class Listener:
     def __init__(self, host: str, port: int = 0) -> None:
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-            self._socket = socket.create_server((host, port), family=family, backlog=4096)
+            self._socket = close_in_children(socket.create_server((host, port), family=family, backlog=4096))
         except OSError as error:
             where = format_address(Address(host=host, port=port))
             if is_shortage(error):
@@ -51,6 +53,7 @@ class Listener:
         """
         try:
             connected, origin = self._socket.accept()
+            close_in_children(connected)
         except OSError as error:
             if is_shortage(error):
                 raise
@@ -127,14 +130,29 @@ def _nap(seconds: float, epoch: Epoch | None) -> None:
 def tune(connected: socket.socket) -> None:
     """Set the socket up: small frames leave at once, and a machine that has vanished is noticed."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    keep_alive(connected, _PATIENCE_S)
     if is_loopback(connected.getsockname()[0]):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOOPBACK_BUFFER_BYTES)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
+
+
+def keep_alive(connected: socket.socket, patience_s: float, *, is_always_read: bool = False) -> None:
+    """Have the kernel break a connection whose other end has been out of reach for ``patience_s`` (on Linux).
+
+    The kernel probes a connection on which nothing is sent, in whole seconds: it needs 2 s at least. If the peer reads
+    all the time (``is_always_read``), data that it does not acknowledge breaks the connection as well. On a link this
+    must not be: there TCP_USER_TIMEOUT would also break the connection to a peer that is busy and does not read yet.
+    """
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform != "linux":
+        return
+    every_s = max(1, int(patience_s / 5))  # a pause and three probes: found after four fifths of the patience
+    probes = max(1, min(3, int(patience_s) - 1))
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    if is_always_read:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(700 * patience_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +173,7 @@ def _try(address: Address, deadline: Deadline, prove: Prove | None, failures: _F
         patience = Deadline.after(max(0.001, min(deadline.remaining_s(), _ATTEMPT_S)))
         origin = format_address(Address(host=str(where[0]), port=address.port))
         try:
-            connected = _reach(socket.socket(family, kind, protocol), where, patience)
+            connected = _reach(close_in_children(socket.socket(family, kind, protocol)), where, patience)
             return prove(connected, patience) if prove else connected
         except OSError as error:
             if is_shortage(error):

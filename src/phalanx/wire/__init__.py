@@ -8,7 +8,6 @@ from phalanx.wire.frame import HEADER_BYTES, MAGIC, NO_ROOT, VERSION, Collective
 from phalanx.wire.message import (
     Address,
     Ask,
-    Beat,
     Cause,
     Commit,
     Done,
@@ -31,7 +30,6 @@ from phalanx.wire.message import (
     Status,
     Waiting,
     Welcome,
-    Wonder,
     decode,
     encode,
 )
@@ -44,7 +42,6 @@ __all__ = [
     "VERSION",
     "Address",
     "Ask",
-    "Beat",
     "Cause",
     "Codec",
     "Collective",
@@ -78,7 +75,6 @@ __all__ = [
     "Value",
     "Waiting",
     "Welcome",
-    "Wonder",
     "decode",
     "encode",
     "entrenar",

@@ -1,4 +1,4 @@
-"""The control messages: what workers and the coordinator say to each other. docs/wire-format.md specifies them."""
+"""The control messages between workers and the coordinator. docs/wire-format.md specifies them."""
 
 from enum import Enum
 from typing import Annotated
@@ -15,6 +15,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Number = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 Patience = Annotated[float, Meta(ge=0.1, le=3600)]
+Stall = Annotated[float, Meta(ge=0.1, le=1_000_000)]
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=256)]
 Key = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -34,8 +35,8 @@ Addresses = Annotated[tuple[Address, ...], Meta(max_length=64)]
 class Member(Value, frozen=True):
     """One rank of an epoch, and how to reach it.
 
-    It computes the lanes from ``lanes[0]`` up to, not including, ``lanes[1]``, and ``step`` is the next step of the
-    state that it holds: one that is behind the epoch's gets its state from one that is not.
+    It computes the lanes from ``lanes[0]`` up to, but not including, ``lanes[1]``. ``step`` is the next step of the
+    state that it holds; a member that is behind the epoch's step gets its state from one that is not.
     """
 
     rank: Rank
@@ -50,11 +51,11 @@ class Cause(Enum):
     """Why an epoch ended."""
 
     LOST = "lost"
-    """A connection closed without a word."""
+    """A rank's connection closed without a Leave."""
     LEFT = "left"
-    """A rank that was still needed had closed its group."""
+    """A rank closed its group while another rank still needed it."""
     STALLED = "stalled"
-    """A deadline passed."""
+    """A rank did not do its part before a deadline, or did nothing for the stall time."""
     DISAGREED = "disagreed"
     """Ranks did not make the same call."""
     RAISED = "raised"
@@ -67,20 +68,20 @@ class Reason(Enum):
     NON_FINITE = "non-finite"
     """A gradient is not finite."""
     DIVERGED = "diverged"
-    """Ranks that must hold the same do not."""
+    """Ranks that must hold the same weights do not."""
     RAISED = "raised"
     """A rank's own program failed."""
     STUCK = "stuck"
-    """Too few workers, or nobody who holds the state, or no step that succeeds."""
+    """There are too few workers, nobody holds the state, or no step succeeds."""
     UNRECORDED = "unrecorded"
     """The coordinator cannot write its journal."""
 
 
 class Hello(Tagged, frozen=True):
-    """A worker wants to join; ``rank`` and ``size`` are None where the coordinator shall choose.
+    """A worker wants to join; the coordinator chooses ``rank``, ``size``, ``patience_s`` and ``stall_s`` if None.
 
     ``lanes`` is None for a group that takes no steps. ``step`` is the next step of the state that the worker holds;
-    ``pending`` is the digest of that step, if the worker is done with it and has not heard whether it counts.
+    ``pending`` is the digest of that step if the worker is done with it and does not know yet whether it counts.
     """
 
     host: Text
@@ -95,20 +96,19 @@ class Hello(Tagged, frozen=True):
     lanes: Size | None = None
     step: Number = 0
     pending: Digest | None = None
+    patience_s: Patience | None = None
+    stall_s: Stall | None = None
 
 
 class Heard(Tagged, frozen=True):
-    """The coordinator has heard a hello: from now on both sides say something at least every ``patience_s`` / 5."""
+    """The coordinator has accepted a Hello, and says which patience and which stall time apply to this worker."""
 
     patience_s: Patience
-
-
-class Beat(Tagged, frozen=True):
-    """Somebody is alive and has nothing else to say."""
+    stall_s: Stall
 
 
 class Welcome(Tagged, frozen=True):
-    """An epoch begins, with ``step``; its links prove themselves with ``key``. What was before it is void."""
+    """An epoch begins at ``step``; its links authenticate with ``key``. Everything of earlier epochs is void."""
 
     epoch: Epoch
     rank: Rank
@@ -140,7 +140,7 @@ class Commit(Tagged, frozen=True):
 
 
 class Halt(Tagged, frozen=True):
-    """Everybody stops at ``step``; ``rank`` caused it, if one did. Said by who found out, then to all."""
+    """All workers stop at ``step``, because of ``rank`` if one is to blame. Sent by whoever found out, then to all."""
 
     step: Number
     reason: Reason
@@ -149,7 +149,7 @@ class Halt(Tagged, frozen=True):
 
 
 class Evict(Tagged, frozen=True):
-    """The coordinator gives a worker up: it may come again."""
+    """The coordinator removes a worker from its group; the worker may join again."""
 
     words: Text
 
@@ -161,7 +161,7 @@ class Refused(Tagged, frozen=True):
 
 
 class Failed(Tagged, frozen=True):
-    """A worker cannot go on in an epoch, because of ``rank``."""
+    """A worker cannot continue in an epoch because of ``rank``."""
 
     epoch: Epoch
     cause: Cause
@@ -169,36 +169,38 @@ class Failed(Tagged, frozen=True):
     words: Text
 
 
-class Wonder(Tagged, frozen=True):
-    """A worker has waited for a while: is everybody in the same call?"""
-
-
 class Ask(Tagged, frozen=True):
     """The coordinator asks every worker whom it waits for."""
 
 
 class Waiting(Tagged, frozen=True):
-    """The ranks that a worker waits for at this moment, and in which call; none if it is busy elsewhere."""
+    """What a worker waits for: the answer to Ask, and also sent unasked by a worker that has waited for a second.
+
+    ``ranks`` are the ranks it waits for, ``waited_s`` for how long it has waited for each of them. ``words`` say what
+    the worker is waiting in, and are empty if it does not wait. ``cpu_s`` is the processor time its process has used.
+    """
 
     epoch: Epoch
     ranks: Annotated[tuple[Rank, ...], Meta(max_length=NO_ROOT)]
+    waited_s: Annotated[tuple[Seconds, ...], Meta(max_length=NO_ROOT)]
     group: Text
     sequence: Number
     words: Text
+    cpu_s: Seconds
 
 
 class Leave(Tagged, frozen=True):
-    """This rank goes, on purpose."""
+    """The sender leaves on purpose."""
 
 
 class Left(Tagged, frozen=True):
-    """Another rank went, on purpose."""
+    """Another rank left on purpose."""
 
     rank: Rank
 
 
 class Revoked(Tagged, frozen=True):
-    """The epoch is over because of ``rank``: nothing of it is to be waited for."""
+    """The epoch is over because of ``rank``: stop waiting for anything in it."""
 
     epoch: Epoch
     cause: Cause
@@ -215,11 +217,14 @@ class LinkHello(Tagged, frozen=True):
 
 
 class Look(Tagged, frozen=True):
-    """Somebody who is no worker asks how things stand."""
+    """A client that is not a worker asks for the state of the run."""
 
 
 class Standing(Value, frozen=True):
-    """How one worker stands; ``rank`` is None while it waits to be admitted."""
+    """The state of one worker; ``rank`` is None while it waits to be admitted.
+
+    ``silent_s`` is how long ago its last message came; a worker that is able to answers every Look.
+    """
 
     rank: Rank | None
     name: Name
@@ -228,14 +233,14 @@ class Standing(Value, frozen=True):
     device: Name
     threads: Number
     lanes: tuple[Number, Number] | None
-    beat_age_s: Seconds
+    silent_s: Seconds
     is_done: bool
     waits_for: tuple[Rank, ...]
     doing: Text
 
 
 class Status(Tagged, frozen=True):
-    """How things stand; ``words`` says in which state the run is."""
+    """The state of the run in ``words``, and of every worker."""
 
     epoch: Epoch
     step: Number
@@ -246,7 +251,6 @@ class Status(Tagged, frozen=True):
 Message = (
     Hello
     | Heard
-    | Beat
     | Welcome
     | Holds
     | Done
@@ -255,7 +259,6 @@ Message = (
     | Evict
     | Refused
     | Failed
-    | Wonder
     | Ask
     | Waiting
     | Leave

@@ -7,7 +7,7 @@ from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.record import Committed, Formed, Line, recall
 from phalanx.coordinator.terms import Terms
 from phalanx.testing.cluster.laws import Laws
-from phalanx.testing.cluster.stage import CLOSED, Caller, Connection, Said, Stage
+from phalanx.testing.cluster.stage import CLOSED, Caller, Said, SimulatedConnection, Stage
 from phalanx.wire import Done, Evict, Halt, Message, Revoked
 
 _COUNTED = {Evict: "evictions", Revoked: "revocations", Halt: "halts"}
@@ -30,7 +30,7 @@ class CoordinatorProcess:
         self._terms = terms
         self._life = 0
         self._numbers = 0
-        self._workers: dict[int, tuple[Connection, Caller]] = {}
+        self._workers: dict[int, tuple[SimulatedConnection, Caller]] = {}
 
     def __repr__(self) -> str:
         return self.name
@@ -43,24 +43,27 @@ class CoordinatorProcess:
         self._keep_time()
 
     def crash(self) -> None:
-        """End without a word; workers hear that their connections closed, or nothing."""
+        """End without a word; workers hear that at once, or when the kernel finds the machine gone."""
         self.is_alive = False
         self._stage.count("coordinator crashes")
         is_heard = self._stage.pick((True, False))
         for connection, worker in self._workers.values():
             if is_heard:
                 self._send(connection, worker, CLOSED)
+            else:
+                lost_at = self._stage.now + self._terms.patience_s
+                self._stage.at(lost_at, worker, worker.hear, connection, CLOSED)
         self._workers.clear()
 
-    def accept(self, worker: Caller) -> Connection:
-        """A new connection of a worker."""
+    def accept(self, worker: Caller) -> SimulatedConnection:
+        """Return a new connection of a worker."""
         self._numbers += 1
-        connection = Connection(self._numbers, worker.name, self._life)
+        connection = SimulatedConnection(self._numbers, worker.name, self._life)
         self._workers[connection.number] = connection, worker
         return connection
 
-    def hear(self, connection: Connection, worker: Caller, said: Said) -> None:
-        """A worker said something."""
+    def hear(self, connection: SimulatedConnection, worker: Caller, said: Said) -> None:
+        """Take what a worker said."""
         if connection.life != self._life:
             self._send(connection, worker, CLOSED)  # a machine knows which connections it does not know
         if connection.number not in self._workers or (connection.is_cut and said is not CLOSED):
@@ -110,6 +113,8 @@ class CoordinatorProcess:
         self._laws.check_said(message)
         if what := _COUNTED.get(type(message)):
             self._stage.count(what)
+        if isinstance(message, Revoked) and "which does nothing" in message.words:
+            self._stage.count("stalls")
         for number in numbers:
             if number not in self._workers:
                 continue
@@ -123,5 +128,5 @@ class CoordinatorProcess:
             self._send(*self._workers.pop(number), CLOSED)
             self._carry_out(self.membership.hang_up(number, self._stage.now))
 
-    def _send(self, connection: Connection, worker: Caller, said: Said) -> None:
+    def _send(self, connection: SimulatedConnection, worker: Caller, said: Said) -> None:
         self._stage.carry(self, worker, ("down", connection.number), worker.hear, connection, said)

@@ -8,7 +8,6 @@ from phalanx.testing.cluster.time import VirtualTime
 from phalanx.testing.cluster.worker import WorkerProcess
 
 _LONGEST_S = 8.0
-_NOTICED = 0.6  # how often one end of a lost connection finds out other than by silence
 _MOST_FAULTS = (4, 10, 20)  # in calm, usual and bad times
 
 
@@ -27,6 +26,7 @@ class Faults:
         coordinator: CoordinatorProcess,
         workers: dict[str, WorkerProcess],
         spawn: Callable[[], None],
+        patience_s: float,
     ) -> None:
         self.over_s = time.chance.uniform(2.0, 10.0)
         self._time = time
@@ -34,6 +34,7 @@ class Faults:
         self._coordinator = coordinator
         self._workers = workers
         self._spawn = spawn
+        self._patience_s = patience_s
         self._stays_away = self._chance.random() < 0.03
         kinds = (
             [self._doom_worker] * 3
@@ -56,7 +57,7 @@ class Faults:
         """Faults do not crash."""
 
     def end(self) -> None:
-        """Let nothing go wrong any more: all that is stopped continues, all that is cut heals."""
+        """Let nothing go wrong any more: stopped processes continue, cut networks heal."""
         self._time.doomed.clear()
         for worker in self._workers.values():
             self._time.continue_(worker)
@@ -102,30 +103,36 @@ class Faults:
         self._later(self._time.continue_, self._coordinator)
 
     def _lose_connection(self) -> None:
-        worker = self._any_worker()
-        if not worker or not worker.connection:
-            return
-        connection = worker.connection
-        connection.is_cut = True
-        self._time.count("connections lost")
-        coordinator = self._coordinator
-        if self._chance.random() < _NOTICED:
-            self._time.at(self._soon(2.0), worker, worker.hear, connection, CLOSED)
-        if self._chance.random() < _NOTICED:
-            self._time.at(self._soon(2.0), coordinator, coordinator.hear, connection, worker, CLOSED)
+        if worker := self._any_worker():
+            self._time.count("connections lost")
+            self._break_connection(worker)
+
+    def _break_connection(self, worker: WorkerProcess) -> None:
+        """Let nothing pass any more; the kernel tells each end within the patience."""
+        coordinator, connection = self._coordinator, worker.connection
+        if connection:
+            connection.is_cut = True
+            mine, theirs = (self._time.now + self._patience_s * self._chance.random() for _ in range(2))
+            self._time.at(mine, worker, worker.hear, connection, CLOSED)
+            self._time.at(theirs, coordinator, coordinator.hear, connection, worker, CLOSED)
 
     def _part_from_coordinator(self) -> None:
         if worker := self._any_worker():
-            self._part(worker.name, self._coordinator.name)
+            until_s, is_lossy = self._part(worker.name, self._coordinator.name)
+            if is_lossy or until_s - self._time.now > self._patience_s:
+                self._break_connection(worker)
 
     def _part_workers(self) -> None:
         one, other = self._any_worker(), self._any_worker()
         if one and other and one is not other:
             self._part(one.name, other.name)
 
-    def _part(self, one: str, other: str) -> None:
+    def _part(self, one: str, other: str) -> tuple[float, bool]:
+        """Part two processes; return until when, and whether what they send is lost."""
         self._time.count("partitions")
-        self._time.cut(one, other, self._soon(_LONGEST_S), is_lossy=self._chance.random() < 0.5)
+        until_s, is_lossy = self._soon(_LONGEST_S), self._chance.random() < 0.5
+        self._time.cut(one, other, until_s, is_lossy=is_lossy)
+        return until_s, is_lossy
 
     def _later(self, act: Callable[..., None], *about: object) -> None:
         self._time.at(self._soon(_LONGEST_S), self, act, *about)

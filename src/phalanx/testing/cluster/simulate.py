@@ -19,7 +19,7 @@ _LIMIT_S = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ClusterReport:
     """What happened to a simulated cluster; ``digest`` is of every event, so equal digests mean equal runs."""
 
     seed: int
@@ -32,7 +32,7 @@ class Report:
     counts: Mapping[str, int]
 
 
-def simulate_cluster(seed: int, *, workers: int = 4, steps: int = 20) -> Report:
+def simulate_cluster(seed: int, *, workers: int = 4, steps: int = 20) -> ClusterReport:
     """Run a cluster with the faults of ``seed``, and report what happened.
 
     Violation if a promise was broken: it names the seed, and has the last events.
@@ -46,7 +46,7 @@ def simulate_cluster(seed: int, *, workers: int = 4, steps: int = 20) -> Report:
         raise Violation(f"{where}; {replay}\n{cluster.time.describe()}") from error
     time, laws = cluster.time, cluster.laws
     digest = hashlib.sha256(time.trace.encode()).hexdigest()
-    return Report(seed, digest, time.events, len(laws.commits), laws.ended, dict(time.counts))
+    return ClusterReport(seed, digest, time.events, len(laws.commits), laws.ended, dict(time.counts))
 
 
 class _Cluster:
@@ -54,7 +54,8 @@ class _Cluster:
 
     def __init__(self, chance: random.Random, workers: int, steps: int) -> None:
         most = workers + chance.choice((0, 0, 2))
-        terms = Terms(minimum=chance.randint(1, workers), maximum=most, patience_s=chance.choice((1.0, 2.0, 5.0)))
+        patience_s, stall_s = chance.choice((1.0, 2.0, 5.0)), chance.choice((1.0, 5.0, 30.0))
+        terms = Terms(minimum=chance.randint(1, workers), maximum=most, patience_s=patience_s, stall_s=stall_s)
         spoiled = (chance.randrange(steps), chance.randrange(_LANES)) if chance.random() < 0.05 else None
         deadline_s = chance.choice((3.0, 8.0))
         self.time = VirtualTime(chance)
@@ -62,7 +63,7 @@ class _Cluster:
         self._job = Job(steps=steps, lanes=_LANES, terms=terms, deadline_s=deadline_s, spoiled=spoiled)
         self._coordinator = CoordinatorProcess(self.time, self.laws, terms)
         self._workers: dict[str, WorkerProcess] = {}
-        self._faults = Faults(self.time, self._coordinator, self._workers, self._spawn)
+        self._faults = Faults(self.time, self._coordinator, self._workers, self._spawn, patience_s)
         self._coordinator.start()
         for _ in range(workers):
             self._spawn()

@@ -1,4 +1,4 @@
-"""What the processes of a simulated cluster stand on: order, time and chance, without saying how they are made."""
+"""What the processes of a simulated cluster need: order, time and chance, however they are made."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -47,12 +47,12 @@ class Actor(Protocol):
 class Caller(Actor, Protocol):
     """A process that called the coordinator."""
 
-    def hear(self, connection: "Connection", said: Said) -> None:
+    def hear(self, connection: "SimulatedConnection", said: Said) -> None:
         """The coordinator said something."""
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class SimulatedConnection:
     """A worker's connection to the coordinator; when it ``is_cut``, nothing passes any more."""
 
     number: int

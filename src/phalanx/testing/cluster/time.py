@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from phalanx.testing.cluster.laws import Violation
 from phalanx.testing.cluster.stage import Act, Actor, Stage, Takes
-from phalanx.wire import Beat
 
 T = TypeVar("T")
 _REMEMBERED = 40
@@ -16,8 +15,6 @@ _MOST_EVENTS = 60_000
 _USUAL_S = {Takes.COMPUTING: 0.2, Takes.NOTICING: 0.02, Takes.CALLING: 0.02}
 _NETWORK_S = 0.01
 _RARE_FACTOR = 20  # now and then everything takes much longer
-
-_BEAT = Beat()
 
 _Event = tuple[float, int, Actor, Act, tuple[object, ...]]
 
@@ -56,7 +53,7 @@ class VirtualTime(Stage):
         self.events += 1
         if self.events > _MOST_EVENTS:
             raise Violation(f"there is no end: more than {_MOST_EVENTS} events")
-        if act != self._tick and _BEAT not in about:  # of which there are too many to see anything else
+        if act != self._tick:  # of which there are too many to see anything else
             self._last.append((self.now, *event[1:]))
         self._trace.append((self.now, actor.name, act.__name__))
         act(*about)

@@ -12,13 +12,13 @@ from phalanx.testing.cluster.stage import Job, Said, Stage, Takes
 from phalanx.wire import Cause, Commit, Failed, Hello, Reason, Waiting, Welcome
 
 
-class Trainer(ABC):
+class SimulatedTrainer(ABC):
     """Takes step after step with the others, and leaves when all are taken.
 
     Weights are a chain of hashes, so that anything that enters them twice, or from elsewhere, shows for ever.
     """
 
-    def __init__(self, name: str, stage: Stage, laws: Laws, job: Job, peers: Mapping[str, "Trainer"]) -> None:
+    def __init__(self, name: str, stage: Stage, laws: Laws, job: Job, peers: Mapping[str, "SimulatedTrainer"]) -> None:
         self.name = name
         self.is_alive = True
         self.step = 0
@@ -31,6 +31,7 @@ class Trainer(ABC):
         self._last_epoch = self._rank = 0
         self._attempt = 0  # what belongs to an earlier one is over
         self._waits_for: tuple[int, ...] = ()
+        self._waits_since = 0.0
         self._gone: set[int] = set()
         self._pieces: dict[int, dict[int, Piece]] = {}  # by step and rank
         self._early: list[Frame] = []  # of epochs that have not begun here
@@ -49,11 +50,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def _do(self, moves: Iterable[Move]) -> None:
-        """Carry out what the participant decided."""
+        """Carry out what ``Participant`` decided."""
 
     @abstractmethod
     def _tell(self, said: Said) -> None:
-        """Say something to the coordinator, if there is a connection."""
+        """Send something to the coordinator, if there is a connection."""
 
     def holds(self, commits: Sequence[Committed]) -> bool:
         """Whether this worker has the state after these steps, or can make it."""
@@ -179,13 +180,23 @@ class Trainer(ABC):
         self._do(self._participant.hold(welcome.epoch, self.step))
         self._compute()
 
-    def _explain(self) -> None:
-        """Say whom this worker waits for."""
-        group = "step" if self._waits_for else ""
-        self._tell(Waiting(self._last_epoch, self._waits_for, group, self.step, f"step {self.step}"))
+    def _explain(self, at_least_s: float = 0.0) -> None:
+        """Tell the coordinator what this worker waits for, if it has waited for ``at_least_s``."""
+        waited_s = self._stage.now - self._waits_since if self._waits_for else 0.0
+        if waited_s >= at_least_s:
+            waiting = Waiting(
+                epoch=self._last_epoch,
+                ranks=self._waits_for,
+                waited_s=(waited_s,) * len(self._waits_for),
+                group="step" if self._waits_for else "",
+                sequence=self.step,
+                words=f"step {self.step}" if self._waits_for else "",
+                cpu_s=self._stage.now,  # a worker that is able to answer and does not wait is computing
+            )
+            self._tell(waiting)
 
     def _wait_for(self, ranks: tuple[int, ...]) -> None:
-        self._waits_for = ranks
+        self._waits_for, self._waits_since = ranks, self._stage.now
         self._accuse_the_gone()
         if ranks:
             self._stage.at(self._stage.now + self._job.deadline_s, self, self._run_out, self._attempt)

@@ -2,20 +2,31 @@
 
 from collections.abc import Iterable, Mapping
 
-from phalanx.coordinator.participant import Abandon, Apply, Begin, Call, HangUp, Move, Stop, Tell
+from phalanx.coordinator.participant import (
+    REPORT_S,
+    Abandon,
+    Apply,
+    Begin,
+    HangUp,
+    Move,
+    Reconnect,
+    ReportWait,
+    Stop,
+    Tell,
+)
 from phalanx.errors import PhalanxError
 from phalanx.testing.cluster.coordinator import CoordinatorProcess
 from phalanx.testing.cluster.frames import Gone
 from phalanx.testing.cluster.laws import Laws
-from phalanx.testing.cluster.stage import CLOSED, Connection, Job, Said, Stage, Takes
-from phalanx.testing.cluster.trainer import Trainer
+from phalanx.testing.cluster.stage import CLOSED, Job, Said, SimulatedConnection, Stage, Takes
+from phalanx.testing.cluster.trainer import SimulatedTrainer
 from phalanx.wire import Ask, Done, Left
 
 _FIRST_CALL_S = 0.2
 _JOIN_S = 100.0  # a worker that is never admitted gives up
 
 
-class WorkerProcess(Trainer):
+class WorkerProcess(SimulatedTrainer):
     """Carries out what ``Participant`` decides. It may crash before anything that it does."""
 
     def __init__(
@@ -25,11 +36,11 @@ class WorkerProcess(Trainer):
         laws: Laws,
         job: Job,
         coordinator: CoordinatorProcess,
-        peers: Mapping[str, Trainer],
+        peers: Mapping[str, SimulatedTrainer],
     ) -> None:
         super().__init__(name, stage, laws, job, peers)
         self.ending: PhalanxError | str | None = None
-        self.connection: Connection | None = None
+        self.connection: SimulatedConnection | None = None
         self._coordinator = coordinator
         self._has_called = False
 
@@ -42,12 +53,12 @@ class WorkerProcess(Trainer):
         self._stage.at(self._stage.now + _JOIN_S, self, self.give_up)
 
     def give_up(self) -> None:
-        """Go, if no epoch has begun for this worker."""
+        """Leave if no epoch has begun for this worker."""
         if self._last_epoch == 0:
             self._stage.count("never admitted")
             self.leave()
 
-    def hear(self, connection: Connection, said: Said) -> None:
+    def hear(self, connection: SimulatedConnection, said: Said) -> None:
         """The coordinator said something."""
         if connection is not self.connection or (connection.is_cut and said is not CLOSED):
             return
@@ -66,12 +77,12 @@ class WorkerProcess(Trainer):
         self._do(self._participant.tick(self._stage.now))
 
     def crash(self) -> None:
-        """End without a word; the others notice that connections closed, or nothing."""
+        """End without a word; the others notice that connections closed, or only the kernel finds the machine gone."""
         self._stage.count("worker crashes")
         self._end("crashed", is_noticed=self._stage.pick((True, False)))
 
     def leave(self) -> None:
-        """Go, on purpose."""
+        """Leave on purpose."""
         self._do(self._participant.leave())
         if self.is_alive:
             self._end("left", is_noticed=True)
@@ -96,21 +107,26 @@ class WorkerProcess(Trainer):
                 self.crash()
             if not self.is_alive:
                 return
-            match move:
-                case Tell(message=message):
-                    self._tell(message)
-                case Call():
-                    self._call()
-                case HangUp():
-                    self._tell(CLOSED)
-                    self.connection = None
-                case Stop(error=error):
-                    self._laws.check_end(self.name, error)
-                    self._end(error, is_noticed=True)
-                case Begin() | Abandon() | Apply():
-                    self._stage.post(Takes.NOTICING, ("main", self.name), self, self.notice, move)
+            self._make(move)
         if self.is_alive:
             self._stage.tick_at(self, self._participant.next_tick)
+
+    def _make(self, move: Move) -> None:
+        match move:
+            case Tell(message=message):
+                self._tell(message)
+            case Reconnect():
+                self._call()
+            case ReportWait():
+                self._explain(REPORT_S)
+            case HangUp():
+                self._tell(CLOSED)
+                self.connection = None
+            case Stop(error=error):
+                self._laws.check_end(self.name, error)
+                self._end(error, is_noticed=True)
+            case Begin() | Abandon() | Apply():
+                self._stage.post(Takes.NOTICING, ("main", self.name), self, self.notice, move)
 
     def _tell(self, said: Said) -> None:
         if isinstance(said, Done):
@@ -125,4 +141,7 @@ class WorkerProcess(Trainer):
         if is_noticed:
             self._tell(CLOSED)
             self._send_all(Gone(self._last_epoch, self._rank))
+        elif connection := self.connection:
+            lost_at, coordinator = self._stage.now + self._job.terms.patience_s, self._coordinator
+            self._stage.at(lost_at, coordinator, coordinator.hear, connection, self, CLOSED)
         self._stage.tick_at(self, None)

@@ -1,0 +1,52 @@
+"""A rank with forked children, such as the workers of a data loader, is missed at once when it dies."""
+
+import multiprocessing
+import os
+import signal
+import struct
+import time
+
+import numpy as np
+import pytest
+from group_counters import Counters
+
+from phalanx.testing import World
+
+SIZE, VICTIM = 3, 1
+
+
+@pytest.mark.parametrize("over", ["tcp", "arena"])
+def test_a_killed_rank_is_named_within_a_second_though_its_children_live(over):
+    loaders, (noticed, note) = Counters(2), os.pipe()
+
+    def load(number):
+        loaders.values[number] = os.getpid()
+        signal.pause()
+
+    def on_rank(group):
+        array = np.ones(1000, np.float32)
+        group.all_reduce(array)
+        if group.rank == VICTIM:
+            for number in range(2):
+                multiprocessing.get_context("fork").Process(target=load, args=(number,)).start()
+        while True:
+            try:
+                group.all_reduce(array)
+            except BaseException:
+                os.write(note, struct.pack("d", time.monotonic()))
+                raise
+
+    running = World(SIZE, over, processes=True).start(on_rank)
+    loaders.wait_until_all_reach(1)
+    killed_at = time.monotonic()
+    running.kill(VICTIM)
+    noticed_at = [struct.unpack("d", os.read(noticed, 8))[0] for _ in range(SIZE - 1)]
+    for pid in loaders.values:
+        os.kill(pid, signal.SIGKILL)  # alive until now; they hold the pipe on which this test hears of the rank's end
+    outcomes = running.outcomes()
+    os.close(noticed)
+    os.close(note)
+
+    assert [each.rank for each in outcomes] == [0, 2]
+    assert {(each.kind, each.peer) for each in outcomes} == {("PeerLost", VICTIM)}
+    assert max(noticed_at) - killed_at < 1.0
