@@ -218,6 +218,9 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             wire=self._wire,
             are_means=True,
         )
+        self._places = [
+            self._reducer.contribution(number).view(each.shape) for number, (_, each) in enumerate(self._trained)
+        ]
         for number, (_, parameter) in enumerate(self._trained):
             if parameter.requires_grad:  # which may have changed; then what it has is exchanged at the end
                 hook = _make_hook(weakref.ref(self), number)
@@ -264,10 +267,10 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
                     f"the gradient of {name} is sparse, and only dense ones are averaged: use sparse=False"
                 )
             self._versions.check_empty(name, gradient)
-            place = self._reducer.contribution(number).view(parameter.shape)
+            place = self._places[number]
             if gradient.data_ptr() != place.data_ptr():
                 parameter.grad = place.data  # what was there is free for the next gradient, while it is in cache
-        self._reducer.put(number, None if gradient is None else gradient.detach())
+        self._reducer.put(number, gradient.detach() if gradient is not None and gradient.requires_grad else gradient)
 
     def _end(self) -> None:
         """Finish the exchange; autograd calls this at the end of backward."""

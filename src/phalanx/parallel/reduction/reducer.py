@@ -61,11 +61,14 @@ class Reducer:
         self._pieces = len(pieces(own.start, own.stop, lanes))
         rows = count_rows(tuple(self._deposits.values()))
         self._memory = allocate_buckets(layout.buckets, rows, exchange, device, is_borrowing=self.is_borrowing)
-        self._place = {
-            parameter: (number, place)
-            for number, bucket in enumerate(layout.buckets)
-            for parameter, place in zip(bucket.parameters, bucket.places, strict=True)
-        }
+        self._bucket_of: dict[int, int] = {}
+        self._rows: dict[int, tuple[torch.Tensor, ...]] = {}  # of each parameter, as flat views: making one takes long
+        self._means: dict[int, torch.Tensor] = {}
+        for number, (bucket, memory) in enumerate(zip(layout.buckets, self._memory, strict=True)):
+            for parameter, place in zip(bucket.parameters, bucket.places, strict=True):
+                self._bucket_of[parameter] = number
+                self._rows[parameter] = memory.pieces[:, place].unbind()
+                self._means[parameter] = memory.mean[place]
         self._owners = [_owners_of(bucket, ownership) for bucket in layout.buckets]
         self._added_here = [self._list_added(number) for number in range(len(layout.buckets))]
         self._wires = [wire if bucket.dtype is DType.F32 else None for bucket in layout.buckets]
@@ -108,7 +111,7 @@ class Reducer:
 
     def put(self, number: int, gradient: torch.Tensor | None) -> None:
         """Add this lane's gradient of a parameter, None if it has none, and let every bucket leave that is complete."""
-        bucket, place = self._place[number]
+        bucket = self._bucket_of[number]
         if number not in self._missing[bucket]:
             raise ConfigError(
                 f"{self.layout.parameters[number].name} got a second gradient in one step: a backward before this one "
@@ -119,7 +122,7 @@ class Reducer:
             size = self.layout.parameters[number].size
             self._borrowed[bucket][number] = torch.zeros(size) if gradient is None else gradient
         else:
-            self._deposit(self._memory[bucket].pieces[:, place], gradient)
+            self._deposit(self._rows[number], gradient)
         self._missing[bucket].discard(number)
         if self._lane == self.lanes[-1]:
             while self._left < len(self._missing) and not self._missing[self._left]:
@@ -144,7 +147,7 @@ class Reducer:
 
         Of a sharded parameter only the blocks that this rank owns are there.
         """
-        return [self._memory[bucket].mean[place] for bucket, place in self._places()]
+        return [self._means[number] for number in range(len(self._means))]
 
     def own_means(self) -> list[torch.Tensor]:
         """Return a flat view of the mean of every parameter, in memory that this rank may change at will."""
@@ -152,16 +155,14 @@ class Reducer:
             memory.wait_for_copy_in()
             if self._is_mean_shared(bucket):
                 memory.pieces[0].copy_(memory.mean)
-        found = []
-        for number, place in self._places():
-            memory, bucket = self._memory[number], self.layout.buckets[number]
-            found.append((memory.pieces[0] if self._is_mean_shared(bucket) else memory.mean)[place])
-        return found
+        return [
+            self._rows[number][0] if self._is_mean_shared(self.layout.buckets[bucket]) else self._means[number]
+            for number, bucket in sorted(self._bucket_of.items())
+        ]
 
     def contribution(self, number: int) -> torch.Tensor:
         """Return what this rank's only lane gave for a parameter: a flat view that lasts until ``own_means``."""
-        bucket, place = self._place[number]
-        return self._memory[bucket].pieces[0, place]
+        return self._rows[number][0]
 
     def scale(self, factor: float) -> None:
         """Multiply all mean gradients. The ranks of a host share the work, and see all of it at their next meeting."""
@@ -190,12 +191,9 @@ class Reducer:
         is_host_shared = self._exchange.size > 1 and self._exchange.host_position[1] > 1
         return is_host_shared and not bucket.is_sharded and not self._is_staged
 
-    def _places(self) -> list[tuple[int, slice]]:
-        return [self._place[number] for number in range(len(self.layout.parameters))]
-
     # One bucket
 
-    def _deposit(self, rows: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    def _deposit(self, rows: Sequence[torch.Tensor], gradient: torch.Tensor | None) -> None:
         """Store a gradient in a row, or add it to one. A missing one counts as zeros: adding these turns -0 into 0."""
         deposit = self._deposits[self._lane]
         row = rows[deposit.row]
