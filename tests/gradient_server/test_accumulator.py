@@ -233,5 +233,5 @@ def test_only_weights_that_are_not_known_yet_are_waited_for():
 
 
 def test_a_weighting_that_is_none_is_a_bad_request():
-    with pytest.raises(ConfigError, match="'tokens' is no weighting: use samples or equal"):
+    with pytest.raises(ConfigError, match="'tokens' is not a weighting: use samples or equal"):
         Weighting.parse("tokens")

@@ -222,7 +222,9 @@ def test_who_calls_itself_by_anothers_number_halts_everybody(stack):
     server, workers = star(stack, 2)
     workers[1].socket.sendall(whole(0, 0, [1.0], 0.0, 0, 1))
 
-    with pytest.raises(CollectiveMismatch, match=r"worker 1 \(node-1, .* it calls itself worker 0") as caught:
+    with pytest.raises(
+        CollectiveMismatch, match=r"worker 1 \(node-1, .* it sent .* as worker 0, but it is worker 1"
+    ) as caught:
         server.exchange(0, Whole())
 
     assert caught.value.peer == 1
@@ -368,7 +370,7 @@ def test_our_worker_refuses_the_answer_to_another_question(stack):
     server.say(struct.pack("<BQB", 11, 8, 2) + vector([1.0]))
 
     with pytest.raises(
-        CollectiveMismatch, match="its answer is step 8, the embedding: 1 elements, but this worker sent"
+        CollectiveMismatch, match="it answered with step 8, the embedding: 1 elements, but this worker sent"
     ):
         worker.exchange(7, np.ones(1, F32), Component.EMBEDDING)
 
@@ -389,7 +391,7 @@ def test_our_worker_notices_that_the_server_died(stack):
     [worker] = clients(stack, server)
     server.workers[0].close()
 
-    with pytest.raises(PeerLost, match="hung up while this worker was"):
+    with pytest.raises(PeerLost, match="closed the connection while this worker was"):
         worker.receive_shard()
 
 

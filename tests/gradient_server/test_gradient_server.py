@@ -214,7 +214,7 @@ def test_who_does_not_know_the_token_cannot_join(stack):
 def test_late_extra_workers_are_refused_in_words(stack):
     server, workers = star(stack, 2)
 
-    with pytest.raises(JoinRefused, match="all 2 workers have come already"):
+    with pytest.raises(JoinRefused, match="all 2 workers have joined already"):
         join(stack, server)
 
     means = together(lambda: server.exchange(0, Whole()), *map(exchange, workers))
@@ -225,7 +225,7 @@ def test_two_workers_cannot_have_the_same_name(stack):
     server = serve(stack, 2)
     join(stack, server, name="anvil")
 
-    with pytest.raises(JoinRefused, match="there is a worker of the name anvil already"):
+    with pytest.raises(JoinRefused, match="there is a worker with the name anvil already"):
         join(stack, server, name="anvil")
 
     join(stack, server, name="bellows")
@@ -252,7 +252,7 @@ def test_missing_workers_are_an_error_at_the_deadline_and_may_still_come(stack):
     server = serve(stack, 2)
     join(stack, server, name="anvil")
 
-    with pytest.raises(DeadlineExceeded, match=r"1 of 2 workers have come within 0\.05 s \(worker 0 \(anvil, 127"):
+    with pytest.raises(DeadlineExceeded, match=r"1 of 2 workers joined within 0\.05 s \(worker 0 \(anvil, 127"):
         server.wait_for_workers(0.05)
 
     join(stack, server)
@@ -422,14 +422,14 @@ def test_a_worker_that_says_nothing_is_an_error_at_the_deadline_for_everybody(st
     for error in errors:
         assert isinstance(error, DeadlineExceeded)
         assert error.peer == 1
-        assert "did not go on with exchanging step 0, the whole gradient within 0.2 s" in str(error)
+        assert "did not finish exchanging step 0, the whole gradient within 0.2 s" in str(error)
 
 
 def test_a_server_that_says_nothing_is_an_error_at_the_deadline(stack):
     server = serve(stack, 1)
     [worker] = join(stack, server, timeout_s=0.2)
 
-    with pytest.raises(DeadlineExceeded, match=r"did not go on within 0\.2 s while this worker was waiting for its"):
+    with pytest.raises(DeadlineExceeded, match=r"did not answer within 0\.2 s while this worker was waiting for its"):
         worker.receive_shard()
 
 
@@ -438,7 +438,9 @@ def test_workers_hear_when_the_server_hangs_up(stack):
     server.close()
     server.close()
 
-    with pytest.raises(PeerLost, match=r"the gradient server at 127.* hung up while this worker was waiting"):
+    with pytest.raises(
+        PeerLost, match=r"the gradient server at 127.* closed the connection while this worker was waiting"
+    ):
         worker.receive_shard()
     with pytest.raises(LinkClosed, match="was shut down"):
         server.exchange(0, Whole())
@@ -482,9 +484,9 @@ def test_a_large_component_needs_the_memory_of_its_mean_and_little_more(stack):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"workers": 0}, "0 workers have no gradients"),
-        ({"workers": 1, "weighting": "tokens"}, "'tokens' is no weighting"),
-        ({"workers": 1, "dialect": "latin"}, "'latin' is no dialect"),
+        ({"workers": 0}, "at least 1 worker, not 0"),
+        ({"workers": 1, "weighting": "tokens"}, "'tokens' is not a weighting"),
+        ({"workers": 1, "dialect": "latin"}, "'latin' is not a dialect"),
         ({"workers": 1, "host": ANYWHERE}, "without a token anybody could join"),
         (
             {"workers": 1, "host": ANYWHERE, "dialect": "entrenar", "credentials": Credentials(token=bytes(32))},
@@ -511,7 +513,7 @@ def test_an_insecure_server_without_a_token_lets_only_entrenar_in(stack):
 
 def test_calls_that_make_no_sense_are_bad_requests_and_change_nothing(stack):
     server = serve(stack, 1)
-    with pytest.raises(ConfigError, match="0 of 1 workers have come: call wait_for_workers first"):
+    with pytest.raises(ConfigError, match="0 of 1 workers have joined: call wait_for_workers first"):
         server.collect(0, Whole())
     [worker] = join(stack, server)
     server.wait_for_workers(10)

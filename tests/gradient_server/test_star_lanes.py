@@ -226,7 +226,9 @@ def test_a_worker_with_lanes_does_not_take_the_mean_of_a_server_without(stack):
     )
 
     for error in errors:
-        with pytest.raises(CollectiveMismatch, match=r"its answer is .*10 elements \(5 \+ 5\), but this worker sent"):
+        with pytest.raises(
+            CollectiveMismatch, match=r"it answered with .*10 elements \(5 \+ 5\), but this worker sent"
+        ):
             raise error
 
 
@@ -256,7 +258,7 @@ def test_a_worker_that_dies_between_its_pieces_is_named_everywhere(stack):
     [
         ({"workers": 3, "lanes": 2}, "2 lanes are too few for 3 workers"),
         ({"workers": 1, "lanes": 0}, "0 lanes are too few for 1 workers"),
-        ({"workers": 1, "lanes": 8, "dialect": "entrenar"}, "entrenar's wire knows no lanes, and 8 were asked for"),
+        ({"workers": 1, "lanes": 8, "dialect": "entrenar"}, "entrenar's protocol has no lanes, and 8 were asked for"),
     ],
 )
 def test_lanes_that_cannot_be_are_a_bad_request(options, words):
@@ -267,7 +269,7 @@ def test_lanes_that_cannot_be_are_a_bad_request(options, words):
 def test_a_worker_finds_out_that_its_lanes_cannot_be(stack):
     server = serve(stack, 3)
 
-    with pytest.raises(ConfigError, match="entrenar's wire knows no lanes"):
+    with pytest.raises(ConfigError, match="entrenar's protocol has no lanes"):
         WorkerClient(server.address, lanes=8, dialect="entrenar")
     with pytest.raises(ConfigError, match="2 lanes are too few for 3 workers"):
         join(stack, server, lanes=2)
@@ -276,7 +278,7 @@ def test_a_worker_finds_out_that_its_lanes_cannot_be(stack):
 def test_pieces_that_make_no_sense_are_bad_requests_and_change_nothing(stack):
     server, workers = lane_star(stack, 2, 6)
 
-    with pytest.raises(ConfigError, match="5 elements are not 2 pieces of one length"):
+    with pytest.raises(ConfigError, match="5 elements cannot be cut into 2 pieces of one length"):
         workers[0].exchange(0, full(1.0), Whole())
     with pytest.raises(ConfigError, match="the mean needs 5 contiguous f32, and out has 10"):
         workers[0].exchange(0, full(1.0, 10), Whole(), out=full(0.0, 10))

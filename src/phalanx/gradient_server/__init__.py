@@ -1,4 +1,4 @@
-"""The gradient server: one place that all gradients go to, and the mean comes back from."""
+"""The gradient server: workers send their gradients to one process, which answers with the mean."""
 
 from phalanx.gradient_server.accumulator import Weighting
 from phalanx.gradient_server.client import WorkerClient
@@ -6,7 +6,7 @@ from phalanx.gradient_server.collect import Reduced
 from phalanx.gradient_server.server import GradientServer
 from phalanx.wire import gradient
 
-ModelBlock, Component, Whole = gradient.ModelBlock, gradient.Component, gradient.Whole
+Component, ModelBlock, Whole = gradient.Component, gradient.ModelBlock, gradient.Whole
 
 __all__ = [
     "Component",

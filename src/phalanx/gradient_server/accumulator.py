@@ -1,4 +1,4 @@
-"""The gradient server's arithmetic: whether contributions belong together, and their mean, run by run."""
+"""The gradient server's arithmetic: check that the contributions fit together, and average them run by run."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -13,32 +13,33 @@ Fold = Callable[[Sequence[Array], Array], None]
 
 
 class Weighting(Enum):
-    """What a worker's gradient counts for."""
+    """How much a worker's gradient counts in the mean."""
 
     SAMPLES = "samples"
-    """As many times as it has samples."""
+    """In proportion to its samples."""
     EQUAL = "equal"
+    """All gradients count the same."""
 
     @classmethod
     def parse(cls, value: "Weighting | str") -> "Weighting":
-        """The weighting that an argument names."""
+        """Return the weighting that an argument names."""
         try:
             return cls(value)
         except ValueError:
-            raise ConfigError(f"{value!r} is no weighting: use samples or equal") from None
+            raise ConfigError(f"{value!r} is not a weighting: use samples or equal") from None
 
 
 class Arithmetic(Enum):
-    """Whose rounding a mean has."""
+    """In which order, and so with which rounding, a mean is computed."""
 
     OURS = "canonical tree, losses in f64"
     ENTRENAR = "from 0.0 on in the order of workers, losses in f32"
 
 
 class Accumulator:
-    """The mean of one gradient of every worker, by number; ``names`` is what errors call them.
+    """Computes the mean of one gradient of every worker. ``contributions`` and ``names`` are in the order of workers.
 
-    Its memory is the result and a run for each worker: contributions are folded as they come, and left intact.
+    It needs memory for the result and for one run of each worker, and does not change the contributions.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Accumulator:
         self.result: Array = np.empty(self._first.elements, np.float32)
 
     def add_up(self, run: slice, contributions: Sequence[Array]) -> None:
-        """Write the mean of a run of all gradients into the result, or raise NonFiniteGradient."""
+        """Write the mean of one run of all contributions into the result, or raise NonFiniteGradient."""
         for piece in runs(run, RUN):
             inputs = [each[piece.start - run.start : piece.stop - run.start] for each in contributions]
             mean = self.result[piece]
@@ -65,7 +66,7 @@ class Accumulator:
                 raise self._non_finite(piece.start, inputs)
 
     def describe(self, contributions: Sequence[gradient.Gradient]) -> gradient.Mean:
-        """The result in words and numbers; the contributions are complete now."""
+        """Return the message that describes the result, now that all contributions are complete."""
         return describe(contributions, self._first.sizes, self._arithmetic)
 
     def _non_finite(self, start: int, inputs: Sequence[Array]) -> NonFiniteGradient:
@@ -83,7 +84,7 @@ class Accumulator:
 def describe(
     contributions: Sequence[gradient.Gradient], sizes: tuple[int, ...], arithmetic: Arithmetic = Arithmetic.OURS
 ) -> gradient.Mean:
-    """What to say of a result of these sizes, with the loss over all samples."""
+    """Return the message that describes a result of these sizes, with the loss over all samples."""
     samples = [each.samples or 0 for each in contributions]
     return gradient.Mean(
         step=contributions[0].step,
@@ -97,7 +98,7 @@ def describe(
 
 
 def check_asked(worker: int, name: str, sent: gradient.Gradient, step: int, what: gradient.What) -> None:
-    """Raise CollectiveMismatch unless a worker sent what the server collects."""
+    """Raise CollectiveMismatch unless a worker sent the step and the part that the server collects."""
     if (sent.step, sent.what) != (step, what):
         raise CollectiveMismatch(
             f"{name} sent step {sent.step}, {sent.what}, but the server collects step {step}, {what}: "
@@ -107,12 +108,12 @@ def check_asked(worker: int, name: str, sent: gradient.Gradient, step: int, what
 
 
 def check_shapes(contributions: Sequence[gradient.Gradient], names: Sequence[str]) -> None:
-    """Raise CollectiveMismatch unless all gradients have the same elements; it names the one that is alone with its."""
+    """Raise CollectiveMismatch, naming the odd worker, unless all gradients have the same sizes."""
     check_alike([(sent.elements, sent.sizes) for sent in contributions], contributions, names)
 
 
 def check_alike(shapes: Sequence[object], contributions: Sequence[gradient.Gradient], names: Sequence[str]) -> None:
-    """Raise CollectiveMismatch unless all shapes are the same; it names the worker that is alone with its."""
+    """Raise CollectiveMismatch, naming the odd worker, unless all shapes are equal."""
     found = odd_one_out(dict(enumerate(shapes)))
     if found:
         odd, other = found
@@ -121,8 +122,8 @@ def check_alike(shapes: Sequence[object], contributions: Sequence[gradient.Gradi
 
 
 def has_late_weights(contributions: Sequence[gradient.Gradient], weighting: Weighting) -> bool:
-    """Whether weights will be known only when the gradients are complete: then they cannot be folded earlier."""
-    is_whole = isinstance(contributions[0].what, gradient.Whole)  # entrenar counts no samples of anything else
+    """Return whether the weights arrive after the gradients, which then cannot be averaged as they arrive."""
+    is_whole = isinstance(contributions[0].what, gradient.Whole)  # entrenar counts samples for these only
     return weighting is Weighting.SAMPLES and is_whole and any(each.samples is None for each in contributions)
 
 
@@ -140,14 +141,14 @@ def _fold_equal(inputs: Sequence[Array], out: Array) -> None:
 
 def _fold_in_order(inputs: Sequence[Array], out: Array) -> None:
     with np.errstate(all="ignore"):
-        np.add(inputs[0], np.float32(0.0), out=out)  # makes -0.0 positive, as the original does
+        np.add(inputs[0], np.float32(0.0), out=out)  # turns -0.0 into 0.0, as entrenar does
         for each in inputs[1:]:
             np.add(out, each, out=out)
         np.divide(out, np.float32(len(inputs)), out=out)
 
 
 class _WeightedFold:
-    """Folds gradients, each as many times as it has samples."""
+    """Adds up gradients, each multiplied by its number of samples, and divides by all samples."""
 
     def __init__(self, samples: Sequence[int]) -> None:
         self._weights = [np.float32(each) for each in samples]

@@ -34,13 +34,13 @@ _SERVER = 0  # a worker has no other peer
 
 
 class WorkerClient:
-    """A worker of a gradient server; it has joined when this returns, and waits for nobody else.
+    """A worker of a gradient server. The constructor returns when this worker has joined; others may still be missing.
 
-    ``addresses`` are tried until one answers, since the server may still be starting. With ``dialect="entrenar"`` it
-    joins an entrenar server. Every wait ends after ``timeout_s``. After an error it is of no further use.
+    ``addresses`` are tried until one answers, because the server may still be starting. With ``dialect="entrenar"``
+    the worker joins an entrenar server. Every wait ends after ``timeout_s``. After an error the client cannot be used.
 
-    With ``lanes``, as many as the server has, a gradient is the pieces of this worker's lanes, one row after another,
-    and the mean is the sum of all lanes, as long as one row.
+    With ``lanes``, which must be the server's number, a gradient is the pieces of this worker's lanes, one row after
+    another, and the result is the sum of all lanes, as long as one row.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class WorkerClient:
         self._server = f"the gradient server at {', '.join(map(format_address, where))}"
         self._timeout_s = timeout_s
         self._peer = self._reach(where, credentials, EntrenarWire() if dialect else OurWire())
-        self._sent: deque[tuple[gradient.Gradient, float]] = deque()  # whose mean has not come, and since when
+        self._sent: deque[tuple[gradient.Gradient, float]] = (
+            deque()
+        )  # gradients without a mean so far, and when they were sent
         self._out: Array | None = None
         self._target: Array = np.empty(0, np.float32)
         self._means: deque[Reduced] = deque()
@@ -73,12 +75,12 @@ class WorkerClient:
             self.close()
             raise
         self.worker = joined.worker
-        """This worker's number, from 0 on."""
+        """This worker's number, counted from 0."""
         self.workers = joined.workers
-        """How many there are."""
+        """How many workers there are."""
 
     def receive_shard(self) -> gradient.WorkerSamples | None:
-        """Wait for the samples of the next step; None when there is no more work."""
+        """Wait for the samples of the next step, and return them; None when there is no more work."""
         self._move(lambda: bool(self._shards or self._is_ended), "waiting for its samples")
         return self._shards.popleft() if self._shards else None
 
@@ -93,12 +95,12 @@ class WorkerClient:
         samples: int = 1,
         sizes: Sequence[int] = (),
     ) -> None:
-        """Send a gradient, and return when the network has it; the mean may begin to arrive meanwhile.
+        """Send a gradient, and return when it has left. The mean may begin to arrive meanwhile.
 
-        ``samples`` is what it counts for. ``sizes`` are those of its components, if it has more than one.
+        ``samples`` is the weight of the gradient. ``sizes`` are the sizes of its components, if it has several.
         """
         if gradients.dtype != np.float32:
-            raise ConfigError(f"gradients travel as f32, and these are {gradients.dtype}: convert them")
+            raise ConfigError(f"gradients are sent as f32, and these are {gradients.dtype}: convert them")
         flat = np.ascontiguousarray(gradients).reshape(-1)
         sizes = tuple(sizes) or (self._row_length(len(flat)),) * self._rows
         message = gradient.Gradient(step, what, len(flat), sizes, loss, correct, samples)
@@ -107,14 +109,14 @@ class WorkerClient:
         self._move(lambda: self._peer.is_quiet, f"sending step {step}, {what}")
 
     def receive(self) -> Reduced:
-        """Wait for the mean of the first gradient whose mean was not received."""
+        """Wait for the mean of the oldest gradient without one, and return it."""
         if not self._sent and not self._means:
-            raise ConfigError("no mean will come: send a gradient first")
+            raise ConfigError("there is no mean to wait for: send a gradient first")
         self._move(lambda: bool(self._means or self._is_ended), "waiting for the mean")
         if not self._means:
             sent, _ = self._sent[0]
             words = f"{self._server} stopped at step {sent.step}, before it had the mean of {sent.what}"
-            raise Halted(f"{words}: it knows why", step=sent.step)
+            raise Halted(f"{words}: look at its log", step=sent.step)
         return self._means.popleft()
 
     def exchange(
@@ -129,10 +131,10 @@ class WorkerClient:
         sizes: Sequence[int] = (),
         out: Array | None = None,
     ) -> Reduced:
-        """Send a gradient while its mean arrives, into ``out`` if that is given, which may be ``gradients``.
+        """Send a gradient and return its mean, which arrives meanwhile. ``out`` is where to put it, if given.
 
-        With lanes the sum arrives when all is sent, and ``out`` may be a row of ``gradients``.
-        After an error the content of ``out`` is undefined.
+        ``out`` may be ``gradients`` itself. With lanes the sum arrives when all is sent, and ``out`` may be a row of
+        ``gradients``. After an error the content of ``out`` is undefined.
         """
         length = self._row_length(gradients.size)
         if out is not None and not (out.dtype == np.float32 and out.flags.c_contiguous and out.size == length):
@@ -145,7 +147,7 @@ class WorkerClient:
             self._out = None
 
     def close(self) -> None:
-        """Hang up. Closing twice is harmless."""
+        """Close the connection. Closing twice is harmless."""
         self._peer.close()
 
     def __enter__(self) -> Self:
@@ -158,7 +160,7 @@ class WorkerClient:
         length, rest = divmod(elements, self._rows)
         if rest:
             raise ConfigError(
-                f"{elements} elements are not {self._rows} pieces of one length: send a row for each piece of the lanes"
+                f"{elements} elements cannot be cut into {self._rows} pieces of one length: send a row for each piece"
             )
         return length
 
@@ -179,7 +181,7 @@ class WorkerClient:
         return self._joined
 
     def _move(self, is_done: Callable[[], bool], doing: str) -> None:
-        """Send and receive until ``is_done``, or raise why that will never be."""
+        """Send and receive until ``is_done``, or raise the error that prevents it."""
         deadline = Deadline.after(self._timeout_s)
         while self._error is None and not is_done():
             try:
@@ -189,32 +191,32 @@ class WorkerClient:
                 self._hear_last_words()
                 if not is_done():
                     self._fail(
-                        PeerLost(f"{self._server} hung up while this worker was {doing}: look at its last words")
+                        PeerLost(f"{self._server} closed the connection while this worker was {doing}: look at its log")
                     )
             except ProtocolError as error:
                 self._fail(type(error)(f"{self._server} cannot be understood: {error}"))
             else:
                 if self._error is None and not is_done() and not self._wait(deadline):
-                    words = f"{self._server} did not go on within {self._timeout_s:g} s while this worker was {doing}"
+                    words = f"{self._server} did not answer within {self._timeout_s:g} s while this worker was {doing}"
                     self._fail(DeadlineExceeded(f"{words}: look at the other workers, or allow more time"))
         if self._error and not is_done():
             raise self._error
 
     def _wait(self, deadline: Deadline) -> bool:
-        """Whether something can go on before the deadline."""
+        """Wait until something can be sent or received; return False if the deadline passes first."""
         poll = select.poll()
-        # While there is more to send, what arrives is taken along, but not woken up for, unless it is an earlier mean:
-        # the server reads on only when that is taken.
+        # While there is more to send, do not wake up for arriving data, unless it is an earlier mean: the server reads
+        # on only when that mean has been taken.
         is_listening = self._peer.is_quiet or len(self._sent) > 1
         events = (select.POLLIN if is_listening else 0) | (0 if self._peer.is_quiet else select.POLLOUT)
         poll.register(self._peer, events)
         return not deadline.has_passed and bool(poll.poll(deadline.remaining_s() * 1000))
 
     def _fail(self, error: PhalanxError) -> None:
-        self._error = self._error or error  # the first is the cause of the others
+        self._error = self._error or error  # the first error is the cause of the others
 
     def _hear_last_words(self) -> None:
-        """Look for a halt in what came before the connection broke."""
+        """Look for a halt in what arrived before the connection broke."""
         with contextlib.suppress(PeerLost, ProtocolError):
             self._listen()
 
@@ -226,12 +228,12 @@ class WorkerClient:
                 case gradient.MessageEnded(message=message):
                     self._take(message)
                 case _:
-                    raise BadFrame(f"a gradient server does not say {type(event.message).__name__}")
+                    raise BadFrame(f"a gradient server must not send {type(event.message).__name__}")
 
     def _make_room(self, mean: gradient.Mean) -> None:
         sent = self._sent[0][0] if self._sent else None
         if sent is None or (sent.step, sent.what, sent.elements) != (mean.step, mean.what, mean.elements * self._rows):
-            raise CollectiveMismatch(f"its answer is {mean}, but this worker sent {sent or 'nothing'}")
+            raise CollectiveMismatch(f"it answered with {mean}, but this worker sent {sent or 'nothing'}")
         self._target = np.empty(mean.elements, np.float32) if self._out is None else self._out
         self._peer.room = as_bytes(self._target)
 
@@ -251,4 +253,4 @@ class WorkerClient:
             case gradient.ServerEnd():
                 self._is_ended = True
             case _:
-                raise BadFrame(f"a gradient server does not say {type(message).__name__}")
+                raise BadFrame(f"a gradient server must not send {type(message).__name__}")

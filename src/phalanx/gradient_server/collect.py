@@ -1,4 +1,4 @@
-"""What the gradient server does in a call, one wait at a time."""
+"""The calls of the gradient server, as tasks that yield whenever they must wait."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from phalanx.gradient_server.lanes import Lanes, add_up, check_pieces
 from phalanx.gradient_server.worker import RemoteWorker, Task
 from phalanx.wire import gradient
 
-_SCRATCH_BYTES = 1 << 25  # runs that are long keep sending and receiving apart, which is cheaper (docs/log.md)
+_SCRATCH_BYTES = 1 << 25  # long runs separate sending from receiving, which is cheaper (docs/log.md)
 _LEAST_RUN_BYTES = 1 << 18
 
 
@@ -28,7 +28,7 @@ _LEAST_RUN_BYTES = 1 << 18
 class Reduced:
     """The mean of all workers' gradients, flat and in f32, and the loss over all samples.
 
-    ``seconds`` is how long it took since the last worker began to send, so that waiting for it is left out.
+    ``seconds`` counts from the moment the last worker began to send, so waiting for that worker is left out.
     """
 
     step: int
@@ -42,12 +42,12 @@ class Reduced:
 
     @classmethod
     def of(cls, mean: gradient.Mean, gradients: Array, seconds: float) -> "Reduced":
-        """What a message says of these gradients."""
+        """Return the result that a message describes."""
         return cls(mean.step, mean.what, gradients, mean.loss, mean.correct, mean.samples, mean.sizes, seconds)
 
     @property
     def message(self) -> gradient.Mean:
-        """What to tell workers of it."""
+        """The message that describes this result to workers."""
         return gradient.Mean(
             self.step, self.what, len(self.gradients), self.sizes, self.loss, self.correct, self.samples
         )
@@ -55,9 +55,9 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """One gradient of every worker, to become their mean; ``scratch`` has room for a run of each.
+    """One gradient of every worker, to be averaged. ``scratch`` has room for one run of each worker.
 
-    If ``is_streaming``, the mean of a run leaves while later runs arrive.
+    If ``is_streaming``, the mean of a run is sent while later runs arrive.
     """
 
     workers: Sequence[RemoteWorker]
@@ -69,7 +69,7 @@ class Collection:
     is_streaming: bool
 
     def reduce(self) -> Task[Reduced]:
-        """Return the mean, once everybody has sent everything."""
+        """Return the mean when all workers have sent all elements."""
         sent = yield from _stated(self.workers, self.step, self.what)
         check_shapes(sent, _names(self.workers))
         began = time.perf_counter()
@@ -98,7 +98,7 @@ class Collection:
         return accumulator
 
     def _reduce_whole(self, elements: int) -> Task[Accumulator]:
-        """Hold all gradients, since what they count for comes after them."""
+        """Average whole gradients, because the weights arrive after the elements."""
         contributions = np.empty((len(self.workers), elements), np.float32)
         yield from _receive(self.workers, contributions)
         accumulator = self._accumulator((yield from _complete(self.workers)))
@@ -110,9 +110,9 @@ class Collection:
 
 
 def add_up_lanes(workers: Sequence[RemoteWorker], step: int, what: gradient.What, lanes: Lanes) -> Task[Reduced]:
-    """Return the sum of all lanes, once everybody has sent its pieces of it.
+    """Return the sum of all lanes when all workers have sent their pieces.
 
-    All of them are held, since a worker sends one after the other: nothing can be added up before the last has begun.
+    All pieces are held in memory: a worker sends one after the other, so no sum can start before the last has begun.
     """
     sent = yield from _stated(workers, step, what)
     check_pieces(lanes, sent, _names(workers))
@@ -125,7 +125,7 @@ def add_up_lanes(workers: Sequence[RemoteWorker], step: int, what: gradient.What
 
 
 def hear_next(workers: Sequence[RemoteWorker]) -> Task[tuple[int, gradient.What]]:
-    """Return what the first worker to begin sends: the step, and what of it."""
+    """Return the step and the part of the model that the first worker to send has announced."""
     while not any(worker.stated for worker in workers):
         yield workers
     first = next(worker.stated[0] for worker in workers if worker.stated)
@@ -133,7 +133,7 @@ def hear_next(workers: Sequence[RemoteWorker]) -> Task[tuple[int, gradient.What]
 
 
 def make_scratch(workers: int) -> Array:
-    """Room for a run of every worker: what is folded together, as soon as everybody has sent it."""
+    """Return memory for one run of every worker: the unit that is received and averaged at a time."""
     run_bytes = max(_LEAST_RUN_BYTES, _SCRATCH_BYTES // workers)
     return np.empty((workers, run_bytes // gradient.ITEM_BYTES), np.float32)
 
@@ -146,7 +146,7 @@ def broadcast(workers: Sequence[RemoteWorker], mean: Reduced) -> Task[None]:
 
 
 def until_quiet(workers: Sequence[RemoteWorker]) -> Task[None]:
-    """Return when the workers have taken all that was said to them."""
+    """Return when everything for these workers has been sent."""
     while busy := [worker for worker in workers if not worker.peer.is_quiet]:
         yield busy
 
@@ -176,7 +176,7 @@ def _complete(workers: Sequence[RemoteWorker]) -> Task[list[gradient.Gradient]]:
 
 
 def _forget(workers: Sequence[RemoteWorker]) -> None:
-    """Make way for the gradients that come next."""
+    """Drop the gradients that were averaged, so that each worker's next gradient is its first."""
     for worker in workers:
         worker.stated.popleft()
         worker.complete.popleft()

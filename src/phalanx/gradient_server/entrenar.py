@@ -1,4 +1,4 @@
-"""The wire of entrenar, spoken in the words of ours."""
+"""Translation between entrenar's messages and ours."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,10 @@ from phalanx.wire import entrenar, gradient
 
 
 class EntrenarWire:
-    """Reads and writes entrenar's frames, for a server or for a worker; what they cannot say, they say as Shutdown.
+    """Reads and writes entrenar's frames, for a server or for a worker.
 
-    They are never interrupted: entrenar's own peers read a frame to its end.
+    Messages that entrenar does not have become a Shutdown. A frame is never interrupted, because entrenar's own peers
+    read every frame to its end.
     """
 
     is_streaming = False
@@ -26,23 +27,23 @@ class EntrenarWire:
 
     @property
     def data_bytes(self) -> int:
-        """The bytes of gradients that come before anything else."""
+        """How many bytes of elements come next; 0 while a message is read."""
         return self._reader.data_bytes
 
     def feed(self, data: bytes) -> list[gradient.Event]:
-        """Take in what the peer sent, and say what it came to."""
+        """Take in what the peer sent and return the events it completes."""
         return self._translate(self._reader.feed(data))
 
     def took(self, size_bytes: int) -> list[gradient.Event]:
-        """Leave out elements that were received elsewhere, and say whether the gradient is complete."""
+        """Count bytes of elements that were received elsewhere, and return the event they complete, if any."""
         return self._translate(self._reader.took(size_bytes))
 
     def trust(self) -> None:
-        """Accept all that this wire can carry, now that the peer has joined."""
+        """Accept frames of any length, now that the peer has joined."""
         self._reader.raise_limit(2**32 - 1)
 
     def frames(self, message: gradient.Message, data: memoryview) -> Iterator[tuple[gradient.Buffer, ...]]:
-        """All there is to send for a message; ``data`` is the elements, if it has any, and is not copied."""
+        """Yield the buffers to send for a message. ``data`` is the elements, if it has any, and is not copied."""
         if isinstance(message, gradient.WorkerJoined):
             self._worker = message.worker
         if isinstance(message, gradient.Gradient) and isinstance(message.what, gradient.ModelBlock):
@@ -110,7 +111,7 @@ class EntrenarWire:
             case entrenar.Shutdown():
                 return gradient.ServerEnd()
             case entrenar.Heartbeat():
-                raise AssertionError("heartbeats have no meaning of ours")
+                raise AssertionError("heartbeats are dropped before they get here")
 
     def _to_gradient(self, sent: entrenar.Gradient, *, is_complete: bool) -> gradient.Gradient:
         step, elements = sent.step, sent.elements
@@ -123,7 +124,9 @@ class EntrenarWire:
             case entrenar.NonBlockGradientPayload(worker_id=worker, component=component):
                 message = gradient.Gradient(step, _component(component), elements, (elements,))
         if worker != self._worker:
-            raise CollectiveMismatch(f"it calls itself worker {worker} in what it sent: {message}", peer=self._worker)
+            raise CollectiveMismatch(
+                f"it sent {message} as worker {worker}, but it is worker {self._worker}", peer=self._worker
+            )
         return message
 
 
@@ -147,4 +150,4 @@ def _component(code: int) -> gradient.Component:
     try:
         return gradient.Component(code)
     except ValueError:
-        raise BadFrame(f"no component of a model has the number {code}") from None
+        raise BadFrame(f"component {code} does not exist") from None

@@ -1,4 +1,4 @@
-"""Why everybody halts: an error at the gradient server, a message to its workers, and an error there again."""
+"""Turning an error at the gradient server into a message to all workers, and back into an error there."""
 
 from phalanx.errors import (
     CollectiveMismatch,
@@ -23,7 +23,7 @@ _REASONS: dict[type[Exception], gradient.ServerHaltReason] = {
 
 
 def to_message(error: Exception, step: int) -> gradient.ServerHalt:
-    """What to tell the workers about an error of this step."""
+    """Return the message that tells workers about an error in this step."""
     reason = next(reason for kind, reason in _REASONS.items() if isinstance(error, kind))
     culprit = error.rank if isinstance(error, Halted) else getattr(error, "peer", None)
     words = str(error) if isinstance(error, PhalanxError) else f"the gradient server failed: {error!r}"
@@ -31,7 +31,7 @@ def to_message(error: Exception, step: int) -> gradient.ServerHalt:
 
 
 def to_error(halt: gradient.ServerHalt) -> PhalanxError:
-    """What a worker that is told so raises."""
+    """Return the error that a worker raises for this message."""
     match halt.reason:
         case gradient.ServerHaltReason.NON_FINITE:
             return NonFiniteGradient(halt.words, step=halt.step, rank=halt.worker)

@@ -1,4 +1,4 @@
-"""Lanes at the gradient server: which pieces each worker sends, and the sum of all of them in the order of the tree."""
+"""Lanes at the gradient server: which pieces each worker sends, and their sum in the order of the canonical tree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from phalanx.wire import gradient
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of a step, ``count`` of them, shared out to ``workers`` as evenly as can be."""
+    """The ``count`` lanes of a step, divided among ``workers`` as evenly as possible."""
 
     count: int
     workers: int
@@ -21,16 +21,16 @@ class Lanes:
     def __post_init__(self) -> None:
         if self.count < self.workers:
             raise ConfigError(
-                f"{self.count} lanes are too few for {self.workers} workers: each needs one, so take more lanes"
+                f"{self.count} lanes are too few for {self.workers} workers: each worker needs one, so use more lanes"
             )
 
     def owned(self, worker: int) -> range:
-        """The lanes of a worker."""
+        """Return the lanes of a worker."""
         part = even_part(self.count, self.workers, worker)
         return range(part.start, part.stop)
 
     def spans(self, worker: int) -> tuple[range, ...]:
-        """The lanes of each piece that a worker sends, in order."""
+        """Return the lanes of each piece that a worker sends, in order."""
         lanes = self.owned(worker)
         return pieces(lanes.start, lanes.stop, self.count)
 
@@ -42,7 +42,7 @@ def check_pieces(lanes: Lanes, contributions: Sequence[gradient.Gradient], names
         if len(sent.sizes) != count or len(set(sent.sizes)) != 1:
             raise CollectiveMismatch(
                 f"{names[worker]} sent {sent}, but the sum of its lanes, {owned[0]} to {owned[-1]} of {lanes.count}, "
-                f"has {count} piece{'s' if count > 1 else ''} of one length: all must count the same lanes",
+                f"has {count} piece{'s' if count > 1 else ''} of one length: all workers must use the same lanes",
                 peer=worker,
             )
     check_alike([sent.sizes[0] for sent in contributions], contributions, names)

@@ -1,4 +1,4 @@
-"""The gradient server at work: one thread that attends to all connections, and carries out one call at a time."""
+"""The thread of the gradient server: it serves all connections and carries out one call at a time."""
 
 import contextlib
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger("phalanx")
 
 @dataclass(slots=True)
 class _Call:
-    """What somebody waits for, and who was late when it was looked at last."""
+    """A call that somebody waits for. ``late`` are the workers that it waited for when it was last resumed."""
 
     task: Task[object]
     step: int
@@ -37,9 +37,9 @@ class _Call:
 
 
 class Star:
-    """The workers of a gradient server: admits ``size`` of them, and halts all of them when one fails.
+    """The workers of a gradient server: accepts ``size`` of them, and halts all of them when one fails.
 
-    ``error`` is why it has halted, or None. It works in a thread of its own until it is closed.
+    ``error`` is why it has halted, or None. It runs in a thread of its own until it is closed.
     """
 
     def __init__(self, acceptor: Acceptor, size: int) -> None:
@@ -63,21 +63,21 @@ class Star:
 
     @property
     def workers(self) -> list[RemoteWorker]:
-        """Those who have joined, by number."""
+        """The workers that have joined, by number."""
         return [self.members[number] for number in sorted(self.members)]
 
     def carry_out(self, task: Task[Result], step: int, doing: str, deadline: Deadline) -> Result:
-        """Wait for what ``task`` returns; if it fails, everybody is halted."""
+        """Run ``task`` and return its result. If the task fails, all workers are halted."""
         call = _Call(task, step, doing, deadline, Pending(doing))
         with self._calling:
             if self._is_over:
                 raise self._closed()
             self._calls.append(call)
         self._rouse()
-        return call.pending.wait()  # type: ignore[return-value]  # the task's
+        return call.pending.wait()  # type: ignore[return-value]  # it is what the task returns
 
     def end(self) -> Task[None]:
-        """Let all workers go, and expect them to hang up."""
+        """Tell all workers that there is no more work, and expect them to disconnect."""
         self._is_ended = True
         for worker in self.workers:
             worker.peer.say(gradient.ServerEnd())
@@ -86,7 +86,7 @@ class Star:
         self.error = self._closed()
 
     def close(self) -> None:
-        """Hang up on everybody and stop. Closing twice is harmless."""
+        """Close all connections and stop the thread. Closing twice is harmless."""
         self._is_closing = True
         self._rouse()
         self._thread.join()
@@ -101,7 +101,7 @@ class Star:
             while not self._is_closing:
                 has_heard = [self._attend(worker) for worker in list(self._connections)]
                 self._advance()
-                # As long as something arrives, answers wait: taking turns would have everybody wake up for little.
+                # While data arrives, answers wait: alternating would wake every worker for a few bytes.
                 if not any(has_heard) and not self._speak_to_all():
                     self._wait()
             self._say_farewell()
@@ -112,11 +112,11 @@ class Star:
             self._shut_down()
 
     def _attend(self, worker: RemoteWorker) -> bool:
-        """Whether anything came from it that matters."""
+        """Handle what has arrived from a worker, and return whether there was anything."""
         before = worker.peer.bytes_heard
         try:
             if worker.has_joined and (self.error or self._is_ended):
-                worker.peer.discard()  # so that it can finish what it is sending, and hear why
+                worker.peer.discard()  # so that it can finish sending, and then read why everybody halts
                 return False
             for event in worker.peer.hear():
                 self._take(worker, event)
@@ -129,14 +129,14 @@ class Star:
         return worker.peer.bytes_heard > before
 
     def _speak_to_all(self) -> bool:
-        """Whether somebody has heard everything now, for which the call may be waiting."""
+        """Send to all workers, and return whether one of them is quiet now: the call may be waiting for that."""
         busy = [worker for worker in self._connections if not worker.peer.is_quiet]
         for worker in busy:
             self._speak(worker)
         return any(worker.peer.is_quiet for worker in busy)
 
     def _speak(self, worker: RemoteWorker) -> None:
-        with contextlib.suppress(PeerLost):  # its reading will notice, once it has read what came before
+        with contextlib.suppress(PeerLost):  # reading notices it too, after what arrived before
             worker.peer.speak()
 
     def _take(self, worker: RemoteWorker, event: gradient.Event) -> None:
@@ -148,14 +148,14 @@ class Star:
             case gradient.MessageEnded(message=gradient.WorkerJoin(name=name)) if not worker.has_joined:
                 self._join(worker, name)
             case _:
-                raise BadFrame(f"a worker does not say {type(event.message).__name__} now")
+                raise BadFrame(f"a worker must not send {type(event.message).__name__} now")
 
     def _join(self, worker: RemoteWorker, name: str) -> None:
-        worker.name = name if name.isprintable() else ascii(name)  # a stranger's may be made to fool a terminal
+        worker.name = name if name.isprintable() else ascii(name)  # a stranger may send control characters
         if self.is_complete.is_set():
-            self._refuse(worker, f"all {self._size} workers have come already")
+            self._refuse(worker, f"all {self._size} workers have joined already")
         elif name and name in (member.name for member in self.members.values()):
-            self._refuse(worker, f"there is a worker of the name {name} already")
+            self._refuse(worker, f"there is a worker with the name {name} already")
         else:
             worker.number = min(set(range(self._size)) - self.members.keys())
             worker.peer.wire.trust()
@@ -172,9 +172,9 @@ class Star:
     def _lose(self, worker: RemoteWorker, error: PhalanxError) -> None:
         self._drop(worker, str(error))
         if not self.members.pop(worker.number, None) or self._is_ended or not self.is_complete.is_set():
-            return  # before all have come, another may take its place
+            return  # before all have joined, another worker may take its place
         if self._call and not worker.stated:
-            self._lost = error  # unless the call needs it, let the others have what they wait for
+            self._lost = error  # the call may not need it: then the others still get their result
         else:
             self._halt(error)
 
@@ -210,7 +210,7 @@ class Star:
                 self._halt(self._overdue(call))
 
     def _halt(self, error: Exception) -> None:
-        """Tell everybody, once, and whoever waits for a call."""
+        """Tell all workers once, and fail the current call."""
         call, self._call = self._call, None
         if not self.error:
             self.error = error
@@ -223,18 +223,20 @@ class Star:
 
     def _overdue(self, call: _Call) -> DeadlineExceeded:
         names = " and ".join(map(str, call.late))
-        words = f"{names} did not go on with {call.doing} within {call.deadline.seconds:g} s: look at it, or allow more"
+        words = (
+            f"{names} did not finish {call.doing} within {call.deadline.seconds:g} s: look there, or allow more time"
+        )
         return DeadlineExceeded(words, peer=call.late[0].number if call.late else None)
 
     def _during(self) -> str:
         during = f" during {self._call.doing}" if self._call else ""
-        return f"{during}: look at its own last words, then start all again"
+        return f"{during}: look at its log, then start all workers again"
 
     def _closed(self) -> LinkClosed:
-        return LinkClosed("this gradient server was shut down: make another one")
+        return LinkClosed("this gradient server was shut down: start another one")
 
     def _wait(self) -> None:
-        """Return when there is something to do."""
+        """Wait until there is something to do, and accept new connections."""
         poll = select.poll()
         poll.register(self._awake, select.POLLIN)
         poll.register(self._acceptor, select.POLLIN)
@@ -268,7 +270,7 @@ class Star:
         self._connections.append(RemoteWorker(peer, arrival.origin, time.monotonic() + _JOIN_S))
 
     def _say_farewell(self) -> None:
-        """Give last words the time to leave."""
+        """Give the last messages a little time to be sent."""
         deadline = Deadline.after(_FAREWELL_S)
         while busy := [worker.peer for worker in self._connections if not worker.peer.is_quiet]:
             if not select.select([], busy, [], deadline.remaining_s())[1]:
@@ -280,7 +282,7 @@ class Star:
     def _shut_down(self) -> None:
         with self._calling:
             self._is_over = True
-        self.is_complete.set()  # nobody waits for workers any longer
+        self.is_complete.set()  # ends wait_for_workers
         self.error = self.error or self._closed()
         for call in (*filter(None, [self._call]), *self._calls):
             call.pending.fail(self.error)

@@ -14,10 +14,10 @@ _PIECE_BYTES = 1 << 16
 
 
 class Wire(Protocol):
-    """How messages and gradients are written and read."""
+    """A protocol: how messages and gradients are written as bytes and read from them."""
 
     is_streaming: bool
-    """Whether a gradient may be sent while it is being made, and be broken off."""
+    """Whether a gradient may be sent while it is being computed, and be interrupted."""
 
     @property
     def wants(self) -> int:
@@ -25,28 +25,28 @@ class Wire(Protocol):
 
     @property
     def data_bytes(self) -> int:
-        """The bytes of gradients that come before anything else."""
+        """How many bytes of elements come next; 0 while a message is read."""
 
     def feed(self, data: bytes) -> list[gradient.Event]:
-        """Take in what the peer sent, and say what it came to."""
+        """Take in what the peer sent and return the events it completes."""
 
     def took(self, size_bytes: int) -> list[gradient.Event]:
-        """Leave out elements that were received elsewhere, and say whether the gradient is complete."""
+        """Count bytes of elements that were received elsewhere, and return the event they complete, if any."""
 
     def frames(self, message: gradient.Message, data: memoryview) -> Iterator[tuple[gradient.Buffer, ...]]:
-        """All there is to send for a message, frame by frame; ``data`` is the elements, if it has any."""
+        """Yield the buffers to send for a message, frame by frame. ``data`` is the elements, if it has any."""
 
     def trust(self) -> None:
         """Accept longer messages, now that the peer has joined."""
 
 
 class OurWire(gradient.GradientReader):
-    """Phalanx's own."""
+    """Phalanx's own protocol."""
 
     is_streaming = True
 
     def frames(self, message: gradient.Message, data: memoryview) -> Iterator[tuple[gradient.Buffer, ...]]:
-        """All there is to send for a message, frame by frame; ``data`` is the elements, if it has any."""
+        """Yield the buffers to send for a message, frame by frame. ``data`` is the elements, if it has any."""
         return gradient.frames(message, data)
 
     def trust(self) -> None:
@@ -55,10 +55,10 @@ class OurWire(gradient.GradientReader):
 
 
 class Peer:
-    """What is still to be said to the other side and heard from it: neither ever waits.
+    """One end of a connection, with queues of what to send and of what arrives. No method waits.
 
-    Elements of gradients go into ``room``, and are left with the network while there is none. ``bytes_heard`` counts
-    all that came. ``opening`` is what was read before this.
+    Elements are received into ``room``; while there is none, they stay in the socket. ``bytes_heard`` counts all bytes
+    received. ``opening`` is what was read from the connection before this object was made.
     """
 
     def __init__(self, link: StreamLink, wire: Wire, opening: bytes = b"") -> None:
@@ -67,7 +67,7 @@ class Peer:
         self.bytes_heard = 0
         self._link = link
         self._frames: deque[tuple[gradient.Buffer, ...]] = deque()
-        self._leaving: deque[memoryview] = deque()  # what is left of the frame that has begun to leave
+        self._leaving: deque[memoryview] = deque()  # the rest of the frame that is partly sent
         while opening:
             wanted = wire.wants
             wire.feed(opening[:wanted])
@@ -75,28 +75,28 @@ class Peer:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether everything was said."""
+        """Whether everything has been sent."""
         return not (self._leaving or self._frames)
 
     @property
     def is_held(self) -> bool:
-        """Whether elements come for which there is no room."""
+        """Whether elements have arrived for which there is no room."""
         return bool(self.wire.data_bytes and not self.room)
 
     def say(self, message: gradient.Message, data: memoryview = NO_DATA) -> None:
-        """Have a message sent after what was said before. The data must stay as it is until this peer is quiet."""
+        """Queue a message. The data must not change until this peer is quiet."""
         self._frames.extend(self.wire.frames(message, data))
 
     def post(self, frame: tuple[gradient.Buffer, ...]) -> None:
-        """Have a frame sent after what was said before."""
+        """Queue a frame."""
         self._frames.append(frame)
 
     def break_off(self) -> None:
-        """Forget what was to be said, but for the frame that has begun to leave."""
+        """Drop everything queued, except for the frame that is partly sent."""
         self._frames.clear()
 
     def speak(self) -> None:
-        """Send as much as there is room for; raises ``PeerLost``."""
+        """Send as much as the socket takes; raises ``PeerLost``."""
         while not self.is_quiet:
             if not self._leaving:
                 self._leaving.extend(memoryview(buffer) for buffer in self._frames.popleft() if len(buffer))
@@ -108,7 +108,7 @@ class Peer:
             self._leaving.popleft()
 
     def hear(self) -> Iterator[gradient.Event]:
-        """What has arrived, as far as there is room; raises ``PeerLost`` or ``ProtocolError``."""
+        """Yield the events that have arrived, as far as there is room; raises ``PeerLost`` or ``ProtocolError``."""
         while not self.is_held:
             if expected := self.wire.data_bytes:
                 received = self._link.receive_nowait(self.room[:expected])
@@ -124,7 +124,7 @@ class Peer:
             yield from events
 
     def discard(self) -> None:
-        """Take what has arrived without looking at it; raises ``PeerLost``."""
+        """Read what has arrived and ignore it; raises ``PeerLost``."""
         piece = memoryview(bytearray(_PIECE_BYTES))
         while self._link.receive_nowait(piece):
             pass
@@ -134,5 +134,5 @@ class Peer:
         return self._link.fileno()
 
     def close(self) -> None:
-        """Hang up. Closing twice is harmless."""
+        """Close the connection. Closing twice is harmless."""
         self._link.close()

@@ -1,4 +1,4 @@
-"""The gradient server: workers send their gradients to one place, which answers with the mean."""
+"""The gradient server as its user sees it."""
 
 import contextlib
 from typing import Self
@@ -23,16 +23,17 @@ from phalanx.wire import Address, Purpose, entrenar, gradient
 
 
 class GradientServer:
-    """The place that the gradients of ``workers`` workers go through; it listens from construction on.
+    """A server that averages the gradients of ``workers`` workers. It listens as soon as it is constructed.
 
-    A gradient counts for as many as it has samples, or all count the same with ``weighting="equal"``. With
-    ``dialect="entrenar"`` it speaks to entrenar's own workers too; they prove nothing, so it stays on this machine
-    unless ``is_insecure``. Its memory is the result and a run for each worker, whatever the size, except where such
-    workers count samples. When a worker fails, dies or sends what is not finite, all of them are told, and every
-    further call raises the same error.
+    A gradient counts in proportion to its samples; with ``weighting="equal"`` all gradients count the same. With
+    ``dialect="entrenar"`` the server also accepts entrenar's own workers. Those prove nothing about themselves, so
+    the server then listens on this machine only, unless ``is_insecure``. The server needs memory for the result and
+    for one run of each worker, however large the gradient is, except when entrenar's workers count samples. When a
+    worker fails, dies or sends a value that is not finite, the server tells all workers, and every further call
+    raises the same error.
 
-    With ``lanes`` workers send the pieces of a step's lanes instead, and get their sum in the order of the canonical
-    tree: neither divided nor weighted, and whether it is finite is theirs to look at. All pieces are held in memory.
+    With ``lanes`` workers send the pieces of a step's lanes instead, and get the sum in the order of the canonical
+    tree. The sum is neither divided nor weighted nor checked for finite values. All pieces are held in memory.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class GradientServer:
         timeout_s: float = 300.0,
     ) -> None:
         if workers < 1:
-            raise ConfigError(f"{workers} workers have no gradients to send: expect at least one")
+            raise ConfigError(f"a gradient server needs at least 1 worker, not {workers}")
         check_dialect(dialect, lanes)
         self._lanes = None if lanes is None else Lanes(lanes, workers)
         self._weighting = Weighting.parse(weighting)
@@ -63,7 +64,7 @@ class GradientServer:
             acceptor = Acceptor(host, port, credentials, Purpose.STAR)
         self.address: Address = acceptor.address
         self.total_samples = 0
-        """How many samples ``send_shards`` shares out."""
+        """How many samples ``send_shards`` divides among the workers."""
         self._star = Star(acceptor, workers)
 
     @property
@@ -72,23 +73,25 @@ class GradientServer:
         return len(self._star.members)
 
     def wait_for_workers(self, timeout_s: float) -> None:
-        """Return when all workers have joined; strangers do not disturb."""
+        """Return when all workers have joined. Other connections are refused and change nothing."""
         deadline = Deadline.after(timeout_s)
         if not self._star.is_complete.wait(deadline.remaining_s()):
             here = ", ".join(map(str, self._star.workers)) or "nobody"
             raise DeadlineExceeded(
-                f"{self.worker_count} of {self._size} workers have come within {timeout_s:g} s ({here}): "
+                f"{self.worker_count} of {self._size} workers joined within {timeout_s:g} s ({here}): "
                 f"start the others with the address {format_address(self.address)}, or allow more time"
             )
 
     def send_shards(self, step: int) -> None:
-        """Share the samples of a step out to the workers, as evenly as can be."""
+        """Divide the samples of a step among the workers as evenly as possible, and tell each worker its own."""
         if self.total_samples < 1:
-            raise ConfigError(f"there are {self.total_samples} samples to share out: set total_samples first")
+            raise ConfigError(
+                f"there are {self.total_samples} samples to divide among the workers: set total_samples first"
+            )
         self._carry_out(self._share_out(step), step, f"sending the shards of step {step}")
 
     def collect(self, step: int, what: gradient.What) -> Reduced:
-        """Wait for this gradient of every worker, and return the mean, or with lanes the sum."""
+        """Wait until every worker has sent this gradient, and return the mean, or with lanes the sum."""
         task = self._reduce(step, what, is_streaming=False)
         return self._carry_out(task, step, f"collecting step {step}, {what}")
 
@@ -99,20 +102,20 @@ class GradientServer:
         )
 
     def exchange(self, step: int, what: gradient.What) -> Reduced:
-        """Collect and broadcast at once: without lanes, the mean of what has come leaves while the rest arrives."""
+        """Collect and broadcast in one call. Without lanes, the mean of early runs leaves while later runs arrive."""
         return self._carry_out(self._exchange(step, what), step, f"exchanging step {step}, {what}")
 
     def exchange_next(self) -> Reduced:
-        """Exchange whatever the workers send next: what one has begun to send, all must send."""
+        """Exchange whatever the workers send next. The first worker to send decides what all must send."""
         return self._carry_out(self._exchange_next(), 0, "waiting for what comes next")
 
     def shutdown(self) -> None:
-        """Let the workers go: each is told that there is no more work."""
-        with contextlib.suppress(PhalanxError):  # all have halted or gone: nobody is left to be told
+        """Tell every worker that there is no more work."""
+        with contextlib.suppress(PhalanxError):  # all workers have halted or gone: nobody is left to be told
             self._star.carry_out(self._star.end(), 0, "shutting down", Deadline.after(self._timeout_s))
 
     def close(self) -> None:
-        """Hang up. Closing twice is harmless."""
+        """Close all connections. Closing twice is harmless."""
         self._star.close()
 
     def __enter__(self) -> Self:
@@ -123,7 +126,7 @@ class GradientServer:
 
     def _carry_out(self, task: Task[Result], step: int, doing: str) -> Result:
         if not self._star.is_complete.is_set():
-            raise ConfigError(f"{self.worker_count} of {self._size} workers have come: call wait_for_workers first")
+            raise ConfigError(f"{self.worker_count} of {self._size} workers have joined: call wait_for_workers first")
         return self._star.carry_out(task, step, doing, Deadline.after(self._timeout_s))
 
     def _share_out(self, step: int) -> Task[None]:
@@ -154,21 +157,23 @@ class GradientServer:
 
 
 def check_dialect(dialect: str | None, lanes: int | None) -> None:
-    """Raise ConfigError for a wire that nobody speaks here, or that knows no lanes."""
+    """Raise ConfigError for an unknown dialect, and for lanes in a dialect that has none."""
     if dialect not in (None, "entrenar"):
-        raise ConfigError(f"{dialect!r} is no dialect: leave it out for our own wire, or say entrenar")
+        raise ConfigError(f"{dialect!r} is not a dialect: leave it out for our own protocol, or use entrenar")
     if dialect and lanes is not None:
-        raise ConfigError(f"entrenar's wire knows no lanes, and {lanes} were asked for: leave out one or the other")
+        raise ConfigError(f"entrenar's protocol has no lanes, and {lanes} were asked for: leave out one or the other")
 
 
 def _open_to_entrenar(host: str, port: int, credentials: Credentials, *, is_insecure: bool) -> Acceptor:
     if is_insecure and credentials.token is None:
-        credentials = Credentials(make_token().encode(), credentials.tls)  # nobody has it: only entrenar's come in
+        credentials = Credentials(
+            make_token().encode(), credentials.tls
+        )  # nobody has this token, so only entrenar's workers can join
     acceptor = Acceptor(host, port, credentials, Purpose.STAR, knows_foreign=entrenar.is_opening)
     if not is_insecure and not is_loopback(acceptor.address.host):
         acceptor.close()
         raise ConfigError(
-            f"{format_address(acceptor.address)} is reachable from other machines, and entrenar's workers "
-            "prove nothing, so that anybody could join: bind to 127.0.0.1, or say is_insecure=True (--insecure)"
+            f"{format_address(acceptor.address)} is reachable from other machines, and entrenar's workers have "
+            "no token, so anybody could join: bind to 127.0.0.1, or set is_insecure=True (--insecure)"
         )
     return acceptor

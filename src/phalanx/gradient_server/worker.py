@@ -1,4 +1,4 @@
-"""A worker, as the gradient server sees it."""
+"""A worker, as the gradient server sees it, and the tasks that wait for workers."""
 
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False, slots=True)
 class RemoteWorker:
-    """A connection, and what came over it; its number is ``NOBODY`` until it has joined, which it must before ``due``.
+    """A connection from a worker. Its number is ``NOBODY`` until it has joined, which it must do before ``due``.
 
-    ``stated`` are the gradients that have begun to arrive, and ``complete`` those of them that have arrived.
+    ``stated`` are the gradients that have begun to arrive, and ``complete`` those of them that have fully arrived.
     """
 
     peer: Peer
@@ -30,7 +30,7 @@ class RemoteWorker:
 
     @property
     def has_joined(self) -> bool:
-        """Whether it is a member."""
+        """Whether the worker has joined."""
         return self.number != NOBODY
 
     def __str__(self) -> str:
@@ -39,4 +39,4 @@ class RemoteWorker:
 
 
 Task = Generator[Sequence[RemoteWorker], None, Result]
-"""Part of a call: it yields the workers that it waits for, and is resumed when something has happened."""
+"""A part of a call. It yields the workers that it waits for, and is resumed when something has arrived or left."""
