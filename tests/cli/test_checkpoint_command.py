@@ -115,7 +115,7 @@ class TestVerify:
 
         ended = call("verify", run.path, other.checkpoints)
 
-        assert ended == (0, "".join(f"checkpoint {path} is whole\n" for path in paths))
+        assert ended == (0, "".join(f"checkpoint {path} is complete\n" for path in paths))
 
     def test_one_that_is_not_whole_is_described_and_the_status_is_1(self, run):
         paths = [save_whole(run, 5), save_shards(run, 7), save_whole(run, 9)]
@@ -126,9 +126,9 @@ class TestVerify:
         words = "is damaged: optimizer.1-of-2.safetensors cannot be read: No such file or directory"
         assert status == 1
         assert out.splitlines() == [
-            f"checkpoint {paths[0]} is whole",
+            f"checkpoint {paths[0]} is complete",
             f"checkpoint {paths[1]} {words}",
-            f"checkpoint {paths[2]} is whole",
+            f"checkpoint {paths[2]} is complete",
         ]
 
     def test_where_no_checkpoint_is_that_is_said(self, run):

@@ -104,7 +104,7 @@ class TestCommand:
             call(*arguments)
 
     def test_a_run_that_is_at_work_cannot_go_on_a_second_time(self, run):
-        with run.hold(), pytest.raises(ConfigError, match=f"^somebody is training in {run.path}: "):
+        with run.hold(), pytest.raises(ConfigError, match=f"^another process is training in {run.path}: "):
             call("--resume", run.path)
 
     def test_a_config_that_is_no_text_is_refused(self, tmp_path):
@@ -155,9 +155,10 @@ class TestEnd:
         out = capsys.readouterr().out
         assert is_complete
         assert out.startswith(
-            "\n30 steps in 12 s, 1,234 tokens/s\nloss   2.250 nats a token on held-out text, against 3.000"
+            "\n30 steps in 12 s, 1,234 tokens/s\nloss   2.250 nats a token on held-out text; "
+            "knowing only how often each token occurs gives 3.000"
         )
-        assert "\nIt writes:\n\n    def a·\N{REPLACEMENT CHARACTER}:\n      b\n\n" in out
+        assert "\nThe model writes:\n\n    def a·\N{REPLACEMENT CHARACTER}:\n      b\n\n" in out
 
     def test_a_run_that_was_stopped_says_how_to_go_on(self, run, config, capsys):
         run.result.write_bytes(msgspec.json.encode(RESULT | {"steps": 1}))
@@ -167,14 +168,14 @@ class TestEnd:
         out = capsys.readouterr().out
         assert not is_complete
         assert out.startswith("\n1 step in 12 s")
-        assert out.endswith(f"\n\nstopped early; go on with: phalanx train --resume {run.path}\n")
+        assert out.endswith(f"\n\nstopped early; continue with: phalanx train --resume {run.path}\n")
 
     def test_a_loss_that_is_not_finite_is_called_so(self, run, config, capsys):
         run.result.write_bytes(msgspec.json.encode(RESULT | {"eval_loss": None}))
 
         show_end(run, config, as_json=False)
 
-        assert "\nloss   not finite on held-out text, against 3.000 " in capsys.readouterr().out
+        assert "\nloss   not finite on held-out text; knowing " in capsys.readouterr().out
 
     @pytest.mark.parametrize("has_checkpoint", [True, False])
     def test_a_failure_says_whether_there_is_something_to_go_on_from(self, run, capsys, has_checkpoint):
@@ -183,8 +184,8 @@ class TestEnd:
 
         show_failure(run)
 
-        go_on = f"phalanx train: go on from the last checkpoint with --resume {run.path}\n"
-        again = f"phalanx train: there is no checkpoint to go on from: remove {run.path}, and start again\n"
+        go_on = f"phalanx train: resume from the last checkpoint with --resume {run.path}\n"
+        again = f"phalanx train: there is no checkpoint to resume from: remove {run.path}, and start again\n"
         assert capsys.readouterr().err == (go_on if has_checkpoint else again)
 
 

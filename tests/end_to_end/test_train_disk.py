@@ -33,7 +33,10 @@ def digest(config):
         ),
         (
             LOG_BYTES,
-            "cannot write step .. to {run}/steps.jsonl: File too large; make room, then go on with --resume {run}",
+            (
+                "cannot write step .. to {run}/steps.jsonl: File too large; free some space, "
+                "then continue with --resume {run}"
+            ),
         ),
     ],
 )
@@ -73,5 +76,5 @@ def test_a_config_that_cannot_be_written_stops_a_resumption_before_anything_is_c
     )
 
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"phalanx: cannot write to {run}: File too large; see to that, then go on\n"
+    assert ended.stderr == f"phalanx: cannot write to {run}: File too large; fix that, then try again\n"
     assert ((run / "config.toml").read_bytes(), bits_of(run), checkpoints_of(run)) == before

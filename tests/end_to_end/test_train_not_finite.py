@@ -57,7 +57,7 @@ def test_all_ranks_stop_at_the_step_with_one_message_and_the_bundle_repeats_it(p
     )
     match = re.fullmatch(pattern, *said[0])
     assert match, said[0]
-    assert ended.stderr.endswith(f"phalanx train: go on from the last checkpoint with --resume {run}\n")
+    assert ended.stderr.endswith(f"phalanx train: resume from the last checkpoint with --resume {run}\n")
     # The weights are those of the step before.
     bundle = run / "halts" / f"step-{STEP:08}"
     assert f"[rank {RANK}] to look into it: phalanx reproduce {bundle}\n" in ended.stderr
@@ -78,4 +78,4 @@ def test_a_checkpoint_is_no_bundle(poisoned):
     ended = call("reproduce", run / "checkpoints" / "step-00000005")
 
     assert ended.returncode == 2
-    assert ended.stderr.endswith("is a checkpoint and no bundle: name a folder in the halts of a run\n")
+    assert ended.stderr.endswith("is a checkpoint, not a bundle: name a folder in the halts of a run\n")

@@ -39,7 +39,7 @@ def refusal(*arguments):
         ("train.stepps=3", "a config has no train.stepps: did you mean train.steps?"),
         ("train.lr=fast", "train.lr must be a number, not 'fast'"),
         ("train.lr=0", "train.lr must be greater than 0, not 0"),
-        ("run.workers=9", "8 lanes leave some of 9 workers without any: raise train.lanes or lower run.workers"),
+        ("run.workers=9", "8 lanes are too few for 9 workers: raise train.lanes or lower run.workers"),
         (
             "train.batch=20",
             "train.batch 20 cannot be cut evenly into 8 lanes of 2 micro-batches: make it a multiple of 16",
@@ -63,7 +63,7 @@ def test_a_config_that_cannot_be_is_refused(tmp_path, setting, words):
     [
         ("empty.txt", b"", "there is no text in {path}: put some there or change data.path"),
         ("short.txt", b"a few words", "the training part of {path} has 11 tokens and a sequence needs 33: "),
-        ("odd.bin", b"odd", "{path} has 3 bytes, which is no whole number of uint16 tokens: "),
+        ("odd.bin", b"odd", "{path} has 3 bytes, which is not a whole number of uint16 tokens: "),
         ("folder", None, "there is no text in {path}: put some there or change data.path"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_directory_with_something_in_it_is_not_used(tmp_path):
     said = refusal(config, "--run-dir", tmp_path)
 
     assert (
-        said == f"{tmp_path} is not empty: name another directory, or go on with the run in it with --resume {tmp_path}"
+        said == f"{tmp_path} is not empty: name another directory, or continue the run in it with --resume {tmp_path}"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml", "text.txt"]
 
@@ -121,7 +121,7 @@ def test_what_is_no_run_cannot_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "has other bytes than its manifest.json says"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "does not have the hash in manifest.json"),
         (lambda content: content[:-1], "bytes and not the"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(made, run, 
 
     assert said.startswith(f"checkpoint {file.parent} is damaged: model.safetensors has ")
     assert words in said
-    assert said.endswith(f"; step-00000015 is whole: go on from it with --resume {run} --from-step 15")
+    assert said.endswith(f"; step-00000015 is complete: resume from it with --resume {run} --from-step 15")
     assert (result["steps"], bits_of(run)[:15]) == (25, bits_of(made)[:15])
 
 

@@ -70,7 +70,7 @@ def test_a_run_that_is_asked_to_stop_saves_itself_and_goes_on_with_other_workers
 
     verdict = call("verify", reference, run)
     assert (process.returncode, err) == (130, "")
-    assert out.endswith(f"\nstopped early; go on with: phalanx train --resume {run}\n")
+    assert out.endswith(f"\nstopped early; continue with: phalanx train --resume {run}\n")
     assert (12 <= steps < STEPS, found) == (True, [steps])
     assert (digest_after, bits_of(run)) == (digest, bits_of(reference))
     assert (verdict.returncode, verdict.stdout) == (0, f"the same for all {STEPS} steps, bit for bit\n")
@@ -86,7 +86,7 @@ def test_a_run_that_is_stopped_while_it_starts_takes_a_step_and_saves_it(config,
         out, err = process.communicate()
 
     assert (process.returncode, err) == (130, "")
-    assert out.endswith(f"\nstopped early; go on with: phalanx train --resume {run}\n")
+    assert out.endswith(f"\nstopped early; continue with: phalanx train --resume {run}\n")
     assert 1 <= len(bits_of(run)) == checkpoints_of(run)[-1] < STEPS
 
 
@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_ends_the_run_which_names_it_and_can_go_on(confi
 
     assert (len(workers), left, process.returncode) == (3, [], 128 + signal.SIGKILL)
     assert "phalanx: rank 1 failed first: it was killed by SIGKILL" in err
-    assert err.endswith(f"\nphalanx train: go on from the last checkpoint with --resume {run}\n")
+    assert err.endswith(f"\nphalanx train: resume from the last checkpoint with --resume {run}\n")
     assert (go_on(run, "--workers", 2), bits_of(run)) == (digest, bits_of(reference))
 
 

@@ -47,7 +47,7 @@ def test_without_a_terminal_a_run_tells_of_itself_in_plain_lines(ended, run):
     assert "\x1b" not in ended.stdout
     lines = ended.stdout.splitlines()
     assert re.fullmatch(
-        r"data   .*text\.txt: 20,000 bytes, in sequences of 32: 593 to learn from, 31 held out", lines[0]
+        r"data   .*text\.txt: 20,000 bytes, in sequences of 32: 593 for training, 31 held out", lines[0]
     )
     assert lines[1] == "model  2 blocks of width 32, 30 steps of 16 sequences"
     assert lines[2] == f"run    {run}, 2 workers, 8 lanes"
@@ -55,9 +55,9 @@ def test_without_a_terminal_a_run_tells_of_itself_in_plain_lines(ended, run):
     assert told == list(range(2, 31, 2))
     assert re.search(r"^step 10  loss \d\.\d{4}, \d\.\d{4} held out, [\d,]+ tokens/s$", ended.stdout, re.MULTILINE)
     assert re.search(r"^digest [0-9a-f]{16}, the same for any number of workers$", ended.stdout, re.MULTILINE)
-    assert "\nIt writes:\n\n    def " in ended.stdout
+    assert "\nThe model writes:\n\n    def " in ended.stdout
     assert lines[-2:] == [
-        f"more of it: phalanx generate {run} --prompt 'class '",
+        f"more text:  phalanx generate {run} --prompt 'class '",
         f"a picture:  phalanx plot {run}",
     ]
 

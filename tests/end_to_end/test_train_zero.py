@@ -72,5 +72,5 @@ def test_workers_that_can_only_call_out_share_nothing(config, tmp_path):
     ended = call("train", config, "--zero", "--transport", "star", "--run-dir", tmp_path / "run")
 
     assert ended.returncode == 2
-    assert "workers that only reach a gradient server cannot share an optimizer" in ended.stderr
+    assert "workers that reach only a gradient server cannot share the optimizer" in ended.stderr
     assert not (tmp_path / "run").exists()

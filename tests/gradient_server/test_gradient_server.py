@@ -490,7 +490,7 @@ def test_a_large_component_needs_the_memory_of_its_mean_and_little_more(stack):
         ({"workers": 1, "host": ANYWHERE}, "without a token anybody could join"),
         (
             {"workers": 1, "host": ANYWHERE, "dialect": "entrenar", "credentials": Credentials(token=bytes(32))},
-            "entrenar's workers prove nothing",
+            "entrenar's workers have no token",
         ),
     ],
 )

@@ -79,10 +79,10 @@ def test_a_lane_that_is_well_here_has_no_such_parameters(halted, tmp_path):
 def test_a_checkpoint_is_no_bundle(tmp_path):
     path = save(tmp_path, Checkpoint(1, {"model": {"a": torch.zeros(1)}}, {}))
 
-    with pytest.raises(ConfigError, match=r"is a checkpoint and no bundle: name a folder in the halts of a run$"):
+    with pytest.raises(ConfigError, match=r"is a checkpoint, not a bundle: name a folder in the halts of a run$"):
         reproduce(path)
 
 
 def test_the_run_itself_is_no_bundle(tmp_path):
-    with pytest.raises(ConfigError, match=r"/run is no bundle: name a folder in the halts of a run$"):
+    with pytest.raises(ConfigError, match=r"/run is not a bundle: name a folder in the halts of a run$"):
         reproduce(tmp_path / "run")

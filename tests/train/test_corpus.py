@@ -55,7 +55,7 @@ def test_a_text_file_is_its_bytes_and_its_end_is_held_out(tmp_path):
     assert corpus.vocabulary == 256
     assert bytes(corpus.train.tokens) + bytes(corpus.held_out.tokens) == "abcdefghijklmnopé".encode()
     assert bytes(corpus.held_out.tokens) == "nopé".encode()
-    assert corpus.describe() == f"{path}: 18 bytes, in sequences of 4: 3 to learn from, 1 held out"
+    assert corpus.describe() == f"{path}: 18 bytes, in sequences of 4: 3 for training, 1 held out"
 
 
 def test_a_folder_is_its_texts_in_the_order_of_their_paths(tmp_path):
@@ -130,7 +130,7 @@ def test_the_same_bytes_as_tokens_have_another_fingerprint(tmp_path):
     [
         ("a.txt", b"", r"no text in .*a\.txt: put some there"),
         ("a.bin", b"", r"no text in .*a\.bin"),
-        ("a.bin", b"abc", "has 3 bytes, which is no whole number of uint16 tokens"),
+        ("a.bin", b"abc", "has 3 bytes, which is not a whole number of uint16 tokens"),
         ("a.txt", b"short", "training part of .* has 3 tokens and a sequence needs 5: choose a longer text"),
         ("a.txt", b"123456789", "held-out part of .* has 4 tokens and a sequence needs 5"),
     ],
@@ -165,5 +165,5 @@ def test_what_is_neither_file_nor_folder_is_refused(tmp_path):
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "locked.txt").symlink_to("/proc/self/mem")
 
-    with pytest.raises(ConfigError, match=r"cannot read .*: .*; mend that or change data\.path"):
+    with pytest.raises(ConfigError, match=r"cannot read .*: .*; fix that or change data\.path"):
         open_small(str(tmp_path))

@@ -103,5 +103,5 @@ class TestConclusion:
         keeper, engine = keep(run, make_config(tmp_path), [make_step(0)])
         getattr(run, name).mkdir()
 
-        with pytest.raises(ConfigError, match=f"^cannot write what came of the run to {run.path}: Is a directory; "):
+        with pytest.raises(ConfigError, match=f"^cannot write the result of the run to {run.path}: Is a directory; "):
             keeper.conclude(engine)

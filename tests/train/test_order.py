@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.train.order import permute, samples_of, shard_batches
+from phalanx.train.order import permute, samples_of
 
 seeds = st.integers(0, 2**63 - 1)
 
@@ -73,29 +73,9 @@ def test_a_lane_has_its_even_part_whatever_the_other_lanes_do():
     assert sizes == [3, 3, 2, 2]
 
 
-@settings(deadline=None)
-@given(batches=st.integers(0, 100), size=st.integers(1, 12))
-def test_every_batch_has_exactly_one_owner(batches, size):
-    shards = [list(shard_batches(batches, rank, size)) for rank in range(size)]
-
-    assert sorted(batch for shard in shards for batch in shard) == list(range(batches))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-@pytest.mark.parametrize(
-    ("batches", "size", "expected"),
-    [(10, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]), (7, 3, [[0, 3, 6], [1, 4], [2, 5]]), (2, 4, [[0], [1], [], []])],
-)
-def test_batches_are_dealt_out_in_turn(batches, size, expected):
-    assert [list(shard_batches(batches, rank, size)) for rank in range(size)] == expected
-
-
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda: shard_batches(10, 2, 2), "no rank 2 in a group of 2"),
-        (lambda: shard_batches(10, -1, 2), "no rank -1"),
-        (lambda: shard_batches(10, 0, 0), "group of 0"),
         (lambda: samples_of(0, 8, lanes=8, batch=8, length=9, seed=0), "no lane 8 of 8"),
         (lambda: samples_of(0, -1, lanes=8, batch=8, length=9, seed=0), "no lane -1"),
         (lambda: permute(9, 9, 0, 0), "no index 9 in a length of 9"),

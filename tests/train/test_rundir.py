@@ -47,7 +47,7 @@ def test_a_directory_with_something_in_it_is_left_alone_and_resuming_is_offered(
     with pytest.raises(ConfigError) as caught:
         RunDir.create(tmp_path, "", WHERE)
 
-    words = f"{tmp_path} is not empty: name another directory, or go on with the run in it with --resume {tmp_path}"
+    words = f"{tmp_path} is not empty: name another directory, or continue the run in it with --resume {tmp_path}"
     assert str(caught.value) == words
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -139,7 +139,7 @@ def test_a_config_is_changed_as_a_whole_or_not_at_all(tmp_path):
 
     def change_without_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (2, 2))
-        with pytest.raises(ConfigError, match=r"^cannot write to .*/run: File too large; see to that, then go on$"):
+        with pytest.raises(ConfigError, match=r"^cannot write to .*/run: File too large; fix that, then try again$"):
             run.change_config("newer")
 
     status = wait(fork(change_without_room))
@@ -152,7 +152,7 @@ def test_a_config_is_changed_as_a_whole_or_not_at_all(tmp_path):
 
 def test_a_run_is_trained_by_one_at_a_time(tmp_path):
     run = RunDir.create(tmp_path / "run", "", WHERE)
-    words = f"^somebody is training in {run.path}: stop that, or wait until it ends$"
+    words = f"^another process is training in {run.path}: stop it, or wait until it ends$"
 
     with run.hold(), pytest.raises(ConfigError, match=words), RunDir.open(run.path).hold():
         pass
@@ -167,5 +167,5 @@ def test_a_run_that_cannot_be_written_cannot_be_held(tmp_path):
     run.environment.unlink()
     run.environment.mkdir()
 
-    with pytest.raises(ConfigError, match=r"^cannot write to .*/run: Is a directory; see to that"), run.hold():
+    with pytest.raises(ConfigError, match=r"^cannot write to .*/run: Is a directory; fix that"), run.hold():
         pass

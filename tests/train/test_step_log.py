@@ -125,7 +125,9 @@ def test_a_full_disk_is_named_and_leaves_what_was_logged(path):
     def fill():
         room = path.stat().st_size + 10
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-        words = f"cannot write step 3 to {path}: File too large; make room, then go on with --resume {path.parent}"
+        words = (
+            f"cannot write step 3 to {path}: File too large; free some space, then continue with --resume {path.parent}"
+        )
         with StepLog(path) as log, pytest.raises(ConfigError) as caught:
             log.append(make_step(3))
         assert str(caught.value) == words

@@ -1,4 +1,4 @@
-"""How long it takes until a step counts, with few workers and with many."""
+"""Measures how long a commit takes, with few workers and with many."""
 
 import os
 import resource
@@ -24,7 +24,7 @@ _FILES_EACH = 8  # descriptors of one worker's client
 
 
 class CommitRow(msgspec.Struct, frozen=True):
-    """Seconds from the last ``done`` to the last ``commit`` of a step, with ``workers`` workers."""
+    """Seconds from the moment the last worker is done until the last worker hears of the commit."""
 
     workers: int
     steps: int
@@ -35,7 +35,7 @@ class CommitRow(msgspec.Struct, frozen=True):
 
 
 def measure_commits(workers: int, steps: int, *, with_journal: bool) -> CommitRow:
-    """Take empty steps with as many clients, over TCP, of one coordinator in a process of its own."""
+    """Take empty steps with ``workers`` clients of one coordinator, which is a process of its own, over TCP."""
     _allow_files(workers * _FILES_EACH)
     done_at = [[0.0] * steps for _ in range(workers)]
     heard_at = [[0.0] * steps for _ in range(workers)]
@@ -49,7 +49,7 @@ def measure_commits(workers: int, steps: int, *, with_journal: bool) -> CommitRo
             failures.append(error)
             together.abort()
         except threading.BrokenBarrierError:
-            pass  # another has failed
+            pass  # another worker has failed and reports it
 
     with _coordinator(workers, with_journal=with_journal) as address:
         threads = [threading.Thread(target=work, args=(number, address)) for number in range(workers)]
@@ -75,7 +75,7 @@ def _take_steps(
     with closing(CoordinatorClient([coordinator], deadline)) as client:
         _, epoch = client.join(hello, deadline)
         for step in range(len(done_at)):
-            together.wait(_LIMIT_S)  # or those who have heard would already be busy with the next step
+            together.wait(_LIMIT_S)  # otherwise the first workers would already send for the next step
             client.done(epoch, 0.0, b"")
             done_at[step] = time.perf_counter()
             word = client.wait_for_word(deadline)
@@ -87,7 +87,7 @@ def _take_steps(
 
 @contextmanager
 def _coordinator(workers: int, *, with_journal: bool) -> Iterator[Address]:
-    """A coordinator in a process of its own, and where it listens."""
+    """Start a coordinator in a process of its own, and yield its address."""
     command = [sys.executable, "-c", "from phalanx.cli import main; main()", "coordinator", "--bind", "127.0.0.1:0"]
     command += ["--workers", str(workers), "--patience", "60"]
     with TemporaryDirectory() as folder:

@@ -39,7 +39,7 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command that the arguments ask for; a request that makes no sense is one line on stderr and status 2."""
+    """Run the command. A bad request is one line on stderr and exit status 2."""
     try:
         app(prog_name="phalanx")
     except ConfigError as error:
@@ -47,7 +47,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes it so
+def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes it by position
     if is_wanted:
         print(f"phalanx {phalanx.__version__}")
         raise typer.Exit
@@ -57,7 +57,7 @@ def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes it s
 def _options(
     *,
     _: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,4 @@
-"""``phalanx gradient-server``: one place through which gradients go."""
+"""``phalanx gradient-server``: average the gradients of workers in one process."""
 
 import logging
 import sys
@@ -17,42 +17,47 @@ from phalanx.wire import gradient
 
 def gradient_server(
     *,
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes any.")],
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes any free one.")],
     workers: Annotated[int, typer.Option(help="How many workers there are.")],
     steps: Annotated[int, typer.Option(help="How many steps to serve.")],
     samples: Annotated[
-        int | None, typer.Option(help="Share so many samples out in each step, and average whole gradients.")
+        int | None,
+        typer.Option(help="Divide so many samples among the workers in each step, and average whole gradients."),
     ] = None,
     blocks: Annotated[
-        int | None, typer.Option(help="Average so many blocks in each step, the last first, then the other parts.")
+        int | None,
+        typer.Option(help="Average so many blocks in each step, from the last to the first, then the other parts."),
     ] = None,
     weighting: Annotated[
-        str, typer.Option(metavar="samples|equal", help="Let a gradient count for its samples, or all the same.")
+        str, typer.Option(metavar="samples|equal", help="Weight gradients by their samples, or equally.")
     ] = "samples",
     dialect: Annotated[
-        str | None, typer.Option(metavar="entrenar", help="Speak to entrenar's own workers too.", show_default=False)
+        str | None, typer.Option(metavar="entrenar", help="Accept entrenar's own workers too.", show_default=False)
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let that dialect, which proves nothing, leave this machine.")
+        bool, typer.Option("--insecure", help="Let that dialect, which has no token, listen beyond this machine.")
     ] = False,
     token_file: TokenFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the workers at once.")
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the workers, each time.")
     ] = 300.0,
 ) -> None:
-    """Average the gradients of workers that can only call out.
+    """Average the gradients of workers that can only open connections, not accept them.
 
-    With --samples each step is: samples to every worker, a whole gradient from
-    each, the mean to all. With --blocks it is one exchange for each block, from the
-    last to the first, then for the LM head, the final norm and the embedding.
+    With --samples, in each step every worker gets its samples, sends a whole
+    gradient, and gets the mean. With --blocks, a step is one exchange for each
+    block, from the last to the first, then for the LM head, the final norm and the
+    embedding.
     """
     if (samples is None) == (blocks is None):
-        raise ConfigError("say what a step is: --samples N for whole gradients, or --blocks N for one block at a time")
+        raise ConfigError(
+            "a step needs one of --samples N, for whole gradients, and --blocks N, for one block at a time"
+        )
     if steps < 1 or (blocks is not None and blocks < 1):
-        raise ConfigError(f"{steps} steps of {samples or blocks} leave nothing to do: give 1 or more of each")
+        raise ConfigError(f"{steps} steps of {samples or blocks} are nothing to do: give 1 or more of each")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
     where = parse_address(bind)
@@ -90,7 +95,7 @@ def _serve_step(server: GradientServer, step: int, samples: int | None, blocks: 
 
 
 def _parts(blocks: int | None) -> Iterator[gradient.What]:
-    """What a step exchanges, in order."""
+    """Yield what a step exchanges, in order."""
     if blocks is None:
         yield Whole()
         return

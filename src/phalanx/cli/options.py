@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options of several commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        help="The file with the token. Else PHALANX_TOKEN_FILE names it, or PHALANX_TOKEN holds the token.",
+        help="The file with the token. Default: the file in PHALANX_TOKEN_FILE, or the token in PHALANX_TOKEN.",
         show_default=False,
     ),
 ]
@@ -30,4 +30,6 @@ Stall = Annotated[
 ]
 TlsCert = Annotated[Path | None, typer.Option(help="Use TLS: this side's certificate.", show_default=False)]
 TlsKey = Annotated[Path | None, typer.Option(help="The key of that certificate.", show_default=False)]
-TlsCa = Annotated[Path | None, typer.Option(help="Who must have signed the other sides'.", show_default=False)]
+TlsCa = Annotated[
+    Path | None, typer.Option(help="The CA that must have signed the other side's certificate.", show_default=False)
+]

@@ -1,4 +1,4 @@
-"""``phalanx plot``: a picture of a run."""
+"""``phalanx plot``: draw a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +16,10 @@ def plot(
     *,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write it; else plot.png in RUN_DIR.", show_default=False),
+        typer.Option(metavar="FILE", help="The file to write; plot.png in RUN_DIR by default.", show_default=False),
     ] = None,
 ) -> None:
-    """Draw the loss of a run, and its seconds per step: computing, exchanging, waiting. Writes a PNG."""
+    """Draw the loss and the seconds per step of a run (compute, exchange, waiting) as a PNG."""
     run = RunDir.open(run_dir)
     out = out or run.path / "plot.png"
     entropy = msgspec.json.decode(run.result.read_bytes())["unigram_entropy"] if run.result.exists() else None

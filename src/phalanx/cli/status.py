@@ -1,4 +1,4 @@
-"""``phalanx status``: how a run stands."""
+"""``phalanx status``: show the state of a run."""
 
 import sys
 from typing import Annotated
@@ -24,7 +24,7 @@ def status(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to try.")] = 5.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for an answer.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the epoch, the step and every worker of a run, and who waits for whom."""
@@ -41,7 +41,7 @@ def status(
 
 
 def _print(status: Status) -> None:
-    console = Console(markup=False)  # what workers say of themselves may look like it
+    console = Console(markup=False)  # names that workers chose may look like markup
     words = f"epoch {status.epoch}, step {status.step}: {_printable(status.words)}"
     console.print(words, highlight=False, soft_wrap=True)
     if not status.workers:
@@ -70,5 +70,5 @@ def _cells(worker: Standing) -> list[str]:
 
 
 def _printable(words: str) -> str:
-    """What somebody wrote, unable to fool a terminal."""
+    """Return text without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in words)

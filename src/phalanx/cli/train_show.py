@@ -1,4 +1,4 @@
-"""What people see of a training run: how it begins, how it gets on, and what came of it."""
+"""What ``phalanx train`` prints: the beginning, the progress and the result of a run."""
 
 import sys
 import threading
@@ -17,12 +17,12 @@ from phalanx.train.rundir import RunDir
 
 _LOOK_S = 0.1
 _LINES = 20  # without a terminal, for a whole run
-_SMOOTH = 0.9  # how much the speed that is shown remembers
+_SMOOTH = 0.9  # weight of the past in the speed that is shown
 _decoder: msgspec.json.Decoder[StepRecord] = msgspec.json.Decoder(StepRecord)
 
 
 def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | None) -> None:
-    """Say what is about to be trained, on what, and where it is kept."""
+    """Print the data, the model and the directory of the run."""
     train, number = config.train, config.run.workers
     workers = f"{number} worker{'s' if number > 1 else ''}"
     goal = f"steps {start} to {train.steps}" if start else f"{train.steps} steps"
@@ -33,7 +33,7 @@ def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | Non
 
 
 def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
-    """Say what came of the run, and how to go on; whether all its steps were taken."""
+    """Print the result of the run and what to do next. Return whether all its steps were taken."""
     result = msgspec.json.decode(run.result.read_bytes())
     is_complete: bool = result["steps"] >= config.train.steps
     if as_json:
@@ -44,37 +44,37 @@ def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
     steps = f"{result['steps']} step{'s' if result['steps'] > 1 else ''}"
     print(f"\n{steps} in {result['seconds']:.0f} s, {result['tokens_per_s']:,.0f} tokens/s")
     held_out = "not finite" if loss is None else f"{loss:.3f} nats a token"
-    print(f"loss   {held_out} on held-out text, against {entropy:.3f} for knowing only its letters")
+    print(f"loss   {held_out} on held-out text; knowing only how often each token occurs gives {entropy:.3f}")
     print(f"digest {result['digest'][:16]}, the same for any number of workers")
     if not is_complete:
-        print(f"\nstopped early; go on with: phalanx train --resume {run.path}")
+        print(f"\nstopped early; continue with: phalanx train --resume {run.path}")
         return False
     if run.sample.exists():
-        print(f"\nIt writes:\n\n{_indent(run.sample)}\n")
-    print(f"more of it: phalanx generate {run.path} --prompt 'class '")
+        print(f"\nThe model writes:\n\n{_indent(run.sample)}\n")
+    print(f"more text:  phalanx generate {run.path} --prompt 'class '")
     print(f"a picture:  phalanx plot {run.path}")
     return True
 
 
 def show_failure(run: RunDir) -> None:
-    """Say how to go on after a failure, if there is something to go on from."""
+    """Print how to continue after a failure."""
     if any(run.checkpoints.glob("step-*")):
-        print(f"phalanx train: go on from the last checkpoint with --resume {run.path}", file=sys.stderr)
+        print(f"phalanx train: resume from the last checkpoint with --resume {run.path}", file=sys.stderr)
     else:
         print(
-            f"phalanx train: there is no checkpoint to go on from: remove {run.path}, and start again", file=sys.stderr
+            f"phalanx train: there is no checkpoint to resume from: remove {run.path}, and start again", file=sys.stderr
         )
 
 
 class Display:
-    """Shows how a run gets on, from its log: a bar on a terminal, else a line now and then."""
+    """Shows the progress of a run from its log: a bar on a terminal, otherwise a line now and then."""
 
     def __init__(self, run: RunDir, config: Config, start: int, *, is_silent: bool) -> None:
         self._path = run.steps
         self._steps = config.train.steps
         self._start = start
         self._is_silent = is_silent
-        self._read_bytes = run.steps.stat().st_size if run.steps.exists() else 0  # of an earlier part of the run
+        self._read_bytes = run.steps.stat().st_size if run.steps.exists() else 0  # written before the run was resumed
         self._tokens_per_s = 0.0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="phalanx-display")
@@ -110,7 +110,7 @@ class Display:
                 progress.update(task, completed=record.step + 1, description=words)
 
     def _follow(self) -> Iterator[StepRecord]:
-        """The steps as they are taken, until the run is over."""
+        """Yield the steps as they are taken, until the run is over."""
         is_over = False
         while not is_over:
             is_over = self._is_over.wait(_LOOK_S)
@@ -122,7 +122,7 @@ class Display:
                 yield record
 
     def _read(self) -> list[StepRecord]:
-        """What was added to the log since it was looked at last."""
+        """Return what was added to the log since the last look."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

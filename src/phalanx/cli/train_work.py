@@ -1,4 +1,4 @@
-"""What a worker of ``phalanx train`` does: it joins the others, trains with them, and rank 0 keeps what comes of it."""
+"""What a worker of ``phalanx train`` does: join the others, train with them, and save the run."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -30,11 +30,11 @@ _TIMEOUT_S = 600.0
 
 
 def work(run: RunDir, from_step: int | None, star: Address | None, wants_stop: Callable[[], bool]) -> None:
-    """Train to the end, or until somebody wants to stop. ``star`` is where the gradient server is, if there is one."""
+    """Train to the end, or until somebody asks to stop. ``star`` is the address of the gradient server, if any."""
     config = parse_config(run.config.read_text(encoding="utf-8"))
     torch.set_num_threads(config.run.threads_per_worker)
     device = choose_device(config.run.device)
-    torch.use_deterministic_algorithms(device.type == "cuda")  # on a CPU all that is used here is so anyway
+    torch.use_deterministic_algorithms(device.type == "cuda")  # on a CPU everything used here is deterministic
     corpus = open_corpus(config.data)
     start = None if from_step is None else load_for_resume(run.checkpoints, from_step)
     with _join(config, star, start, corpus.vocabulary) as exchange:
@@ -56,15 +56,15 @@ def work(run: RunDir, from_step: int | None, star: Address | None, wants_stop: C
 def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
     try:
         where = write_bundle(run, trainer, error)
-    except ConfigError as refusal:  # what halted the run is said in any case
-        print(f"it cannot be kept for phalanx reproduce: {refusal}", file=sys.stderr)
+    except ConfigError as refusal:  # the reason of the halt is reported in any case
+        print(f"the lane cannot be saved for phalanx reproduce: {refusal}", file=sys.stderr)
     else:
         print(f"to look into it: phalanx reproduce {where}", file=sys.stderr)
 
 
 @contextmanager
 def _join(config: Config, star: Address | None, start: Checkpoint | None, vocabulary: int) -> Iterator[Exchange]:
-    """The others, through whatever they are reached by."""
+    """Connect to the other workers, directly or through a gradient server."""
     lanes, step = config.train.lanes, start.step if start else 0
     if star is None:
         over = "tcp" if config.run.transport is Transport.TCP else "auto"

@@ -1,4 +1,4 @@
-"""One worker of ``phalanx train``, which starts it with the run directory as argument."""
+"""The process of one worker of ``phalanx train``."""
 
 import argparse
 import signal
@@ -13,31 +13,31 @@ from phalanx.transport import parse_address
 _INTERRUPTED = 130
 
 
-class _Wish:
-    """Whether somebody asked this worker to stop; asked twice, it ends at once."""
+class _StopRequest:
+    """Remembers whether this worker was asked to stop. A second request ends it at once."""
 
     def __init__(self) -> None:
-        self.is_there = False
+        self.was_made = False
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._receive)
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
-        self.is_there = True
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        self.was_made = True
         signal.signal(number, signal.default_int_handler)
 
 
 def main() -> None:
-    """Train, and say in one line why if that did not work out."""
+    """Train. If that fails, print one line that says why."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
     parser.add_argument("--from-step", type=int)
     parser.add_argument("--star", type=parse_address)
     given = parser.parse_args()
-    wish = _Wish()
+    stop = _StopRequest()
     try:
-        from phalanx.cli.train_work import work  # noqa: PLC0415 - it takes seconds, in which signals are heard
+        from phalanx.cli.train_work import work  # noqa: PLC0415 - it takes seconds, during which signals must be handled
 
-        work(RunDir.open(given.run), given.from_step, given.star, lambda: wish.is_there)
+        work(RunDir.open(given.run), given.from_step, given.star, lambda: stop.was_made)
     except PhalanxError as error:
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""``phalanx verify``: whether two runs are the same."""
+"""``phalanx verify``: compare two runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from phalanx.train.rundir import RunDir
 
 def verify(
     first: Annotated[Path, typer.Argument(help="The directory of a run.", metavar="RUN_A", show_default=False)],
-    second: Annotated[Path, typer.Argument(help="The directory of another.", metavar="RUN_B", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="The directory of another run.", metavar="RUN_B", show_default=False)],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -21,9 +21,9 @@ def verify(
 
     Exit status 0: every step that both have is the same. 1: a step differs, or there is none that both have.
     """
-    verdict = compare(*(read_steps(RunDir.open(path).steps) for path in (first, second)))
+    comparison = compare(*(read_steps(RunDir.open(path).steps) for path in (first, second)))
     if as_json:
-        print(msgspec.json.encode({"is_same": verdict.is_same, **msgspec.to_builtins(verdict)}).decode())
+        print(msgspec.json.encode({"is_same": comparison.is_same, **msgspec.to_builtins(comparison)}).decode())
     else:
-        print(verdict)
-    raise typer.Exit(0 if verdict.is_same else 1)
+        print(comparison)
+    raise typer.Exit(0 if comparison.is_same else 1)

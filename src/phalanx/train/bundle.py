@@ -1,4 +1,4 @@
-"""A lane that made a gradient that is not finite, with all that is needed to compute it again on one worker."""
+"""Bundles: a lane whose gradient was not finite, saved with all that is needed to compute it again on one worker."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from phalanx.train.rundir import RunDir
 
 
 def write_bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> Path:
-    """Write the weights, the lane's batches and where they belong; return where they are."""
+    """Save the weights and the lane's batches, and return the folder."""
     assert error.lane is not None, "only a lane can be repeated"
     batches = trainer.lanes.batches(error.step, error.lane)
     facts = {
@@ -34,24 +34,24 @@ def write_bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> Pat
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of repeating a lane: each batch's loss, and how many elements of which gradients are not finite."""
+    """The result of computing a lane again: the loss of each batch, and which gradients are not finite."""
 
     step: int
     lane: int
     samples: tuple[int, ...]
     losses: tuple[float, ...]
     parameters: dict[str, tuple[int, int]]
-    """For each parameter with such elements, how many there are, of how many."""
+    """For each parameter with elements that are not finite: how many, and how many elements it has."""
 
 
 def reproduce(bundle: Path) -> Finding:
-    """Compute the lane again, as it was computed then."""
+    """Compute the lane again exactly as the run computed it."""
     if not bundle.name.startswith("step-"):
-        raise ConfigError(f"{bundle} is no bundle: name a folder in the halts of a run")
+        raise ConfigError(f"{bundle} is not a bundle: name a folder in the halts of a run")
     found = load(bundle)
     facts = found.facts
     if "lane" not in facts:
-        raise ConfigError(f"{bundle} is a checkpoint and no bundle: name a folder in the halts of a run")
+        raise ConfigError(f"{bundle} is a checkpoint, not a bundle: name a folder in the halts of a run")
     config: Config = parse_config(facts["config"])
     device = choose_device(config.run.device)
     torch.use_deterministic_algorithms(device.type == "cuda")

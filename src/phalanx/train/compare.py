@@ -1,4 +1,4 @@
-"""Whether two runs are the same, step by step, bit by bit."""
+"""Comparing two runs step by step, bit for bit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from phalanx.train.record import StepRecord, float_bits
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of one step that two runs disagree on; ``first`` and ``second`` are their words for it."""
+    """One figure of one step that differs between two runs. ``first`` and ``second`` are its values as text."""
 
     name: str
     first: str
@@ -20,10 +20,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How far two runs agree.
+    """The result of comparing two runs.
 
-    ``equal`` is the number of steps that both have and agree on, up to the first on which they differ:
-    ``step``, with its ``differences``. ``first_alone`` and ``second_alone`` count the steps that only one has.
+    ``equal`` counts the steps that both have and that are equal, up to the first that differs: ``step``, with its
+    ``differences``. ``first_alone`` and ``second_alone`` count the steps that only one run has.
     """
 
     equal: int
@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether there is something to compare, and no difference in it."""
+        """Whether the runs have steps in common, and all of these are equal."""
         return self.equal > 0 and self.step is None
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Comparison:
 
 
 def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Comparison:
-    """The first difference of two runs in loss, norm, digest or held-out loss, over the steps that both have."""
+    """Return the first difference in loss, norm, digest or held-out loss, over the steps that both runs have."""
     ones = {record.step: record for record in first}
     others = {record.step: record for record in second}
     common = sorted(ones.keys() & others.keys())
@@ -74,13 +74,13 @@ def _differences(one: StepRecord, other: StepRecord) -> tuple[Difference, ...]:
         ("norm", _words(one.norm), _words(other.norm)),
         ("digest", one.digest, other.digest),
     ]
-    if one.eval_loss is not None and other.eval_loss is not None:  # a run that was stopped has one more
+    if one.eval_loss is not None and other.eval_loss is not None:  # a run that was stopped has evaluated once more
         pairs.append(("held-out loss", _words(one.eval_loss), _words(other.eval_loss)))
     return tuple(Difference(*pair) for pair in pairs if pair[1] != pair[2])
 
 
 def _words(value: float) -> str:
-    """A number for people, and its bits: neighbours look alike."""
+    """Return a number with its bits, because close numbers look alike in decimal digits."""
     return f"{value:.4f} (bits {float_bits(value)})"
 
 

@@ -1,4 +1,4 @@
-"""What a run is made of: a value in which nothing impossible can exist."""
+"""The config of a run. A config that exists is valid."""
 
 import operator
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _BOUNDS = {
 
 
 class Transport(Enum):
-    """What gradients travel through."""
+    """How gradients are exchanged."""
 
     AUTO = "auto"
     ARENA = "arena"
@@ -28,7 +28,7 @@ class Transport(Enum):
 
 
 class Device(Enum):
-    """What the model is computed on."""
+    """The device that the model is on."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -51,12 +51,14 @@ class ModelConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     section: ClassVar[str] = "model"
 
-    layers: Annotated[int, Meta(ge=1, description="Blocks, one above the other.")] = 4
-    width: Annotated[int, Meta(ge=1, description="Elements of the vector that stands for a token.")] = 128
-    heads: Annotated[int, Meta(ge=1, description="Heads that ask, in each block's attention.")] = 4
-    kv_heads: Annotated[int, Meta(ge=1, description="Heads that answer; each serves heads / kv_heads that ask.")] = 2
-    hidden: Annotated[int, Meta(ge=1, description="Elements of the layer inside each block's MLP.")] = 384
-    tied: Annotated[bool, Meta(description="Whether the embedding is the LM head, too.")] = True
+    layers: Annotated[int, Meta(ge=1, description="Transformer blocks.")] = 4
+    width: Annotated[int, Meta(ge=1, description="Elements of the vector of a token.")] = 128
+    heads: Annotated[int, Meta(ge=1, description="Query heads of each block's attention.")] = 4
+    kv_heads: Annotated[
+        int, Meta(ge=1, description="Key and value heads; each serves heads / kv_heads query heads.")
+    ] = 2
+    hidden: Annotated[int, Meta(ge=1, description="Width of each block's MLP.")] = 384
+    tied: Annotated[bool, Meta(description="Whether the LM head shares the embedding's weights.")] = True
     dropout: Annotated[float, Meta(ge=0, lt=1, description="Fraction of activations dropped while training.")] = 0.0
     rope_base: Annotated[float, Meta(ge=1, le=1e9, description="Base of the wavelengths of the rotary positions.")] = (
         10000.0
@@ -66,27 +68,26 @@ class ModelConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         super().__post_init__()
         if self.width % self.heads:
             raise ConfigError(
-                f"model.width {self.width} cannot be shared by {self.heads} heads: make it a multiple of model.heads"
+                f"model.width {self.width} cannot be split into {self.heads} heads: make it a multiple of model.heads"
             )
         if self.heads % self.kv_heads:
             raise ConfigError(
-                f"model.heads {self.heads} cannot be shared by {self.kv_heads} kv_heads: "
+                f"model.heads {self.heads} cannot be divided among {self.kv_heads} kv_heads: "
                 "make it a multiple of model.kv_heads"
             )
         if self.head_width % 2:
             raise ConfigError(
-                f"a head of {self.head_width} elements has no pairs for rotary positions to turn: "
-                "make model.width / model.heads even"
+                f"rotary positions need an even head width, not {self.head_width}: make model.width / model.heads even"
             )
 
     @property
     def head_width(self) -> int:
-        """Elements of one head."""
+        """The elements of one head."""
         return self.width // self.heads
 
 
 class DataConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is learnt."""
+    """The text to learn."""
 
     section: ClassVar[str] = "data"
 
@@ -107,23 +108,25 @@ class DataConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TrainConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How it is learnt."""
+    """How to train."""
 
     section: ClassVar[str] = "train"
 
     steps: Annotated[int, Meta(ge=1, description="Updates of the weights.")] = 300
     batch: Annotated[int, Meta(ge=1, description="Sequences in a step.")] = 16
-    lanes: Annotated[int, Meta(ge=1, description="Fixed fractions of the batch, shared out among the workers.")] = 8
-    accumulate: Annotated[int, Meta(ge=1, description="Micro-batches that a lane is cut into, to save memory.")] = 1
+    lanes: Annotated[int, Meta(ge=1, description="Fixed fractions of the batch, divided among the workers.")] = 8
+    accumulate: Annotated[int, Meta(ge=1, description="Micro-batches of each lane; more need less memory.")] = 1
     lr: Annotated[float, Meta(gt=0, le=1, description="Learning rate after the warm-up.")] = 3e-3
     min_lr: Annotated[float, Meta(ge=0, description="Learning rate of the last step.")] = 3e-4
     warmup: Annotated[int, Meta(ge=0, description="Steps in which the learning rate rises.")] = 20
-    weight_decay: Annotated[float, Meta(ge=0, le=1, description="AdamW's pull towards zero.")] = 0.1
-    beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of gradients.")] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of their squares.")] = 0.95
-    clip: Annotated[float, Meta(ge=0, le=1e9, description="Largest norm of the gradient; 0 lets any pass.")] = 1.0
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="Decides first weights, order and dropout.")] = 0
-    autocast: Annotated[bool, Meta(description="Whether matrix products are done in bf16.")] = False
+    weight_decay: Annotated[float, Meta(ge=0, le=1, description="Weight decay of AdamW.")] = 0.1
+    beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's decay of the first moment.")] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's decay of the second moment.")] = 0.95
+    clip: Annotated[float, Meta(ge=0, le=1e9, description="Clip the gradient to this norm; 0 does not clip.")] = 1.0
+    seed: Annotated[
+        int, Meta(ge=0, le=2**63 - 1, description="Seed of the first weights, the order of samples and dropout.")
+    ] = 0
+    autocast: Annotated[bool, Meta(description="Whether matrix products are computed in bf16.")] = False
     eval_every: Annotated[int, Meta(ge=1, description="Steps from one evaluation to the next.")] = 100
     eval_batches: Annotated[int, Meta(ge=1, description="Held-out batches in an evaluation.")] = 4
 
@@ -143,22 +146,22 @@ class TrainConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who computes, on what, and what is kept."""
+    """The workers, their devices, and what the run saves."""
 
     section: ClassVar[str] = "run"
 
     workers: Annotated[int, Meta(ge=1, description="Processes that share the lanes.")] = 2
     threads_per_worker: Annotated[
-        int, Meta(ge=1, description="Threads of each; other numbers may give other bits.")
+        int, Meta(ge=1, description="Threads of each worker; another number may give other bits.")
     ] = 1
-    transport: Annotated[Transport, Meta(description="What gradients travel through.")] = Transport.AUTO
-    zero: Annotated[bool, Meta(description="Whether workers share the optimizer, each keeping its part.")] = False
-    device: Annotated[Device, Meta(description="What the model is computed on.")] = Device.AUTO
+    transport: Annotated[Transport, Meta(description="How gradients are exchanged.")] = Transport.AUTO
+    zero: Annotated[bool, Meta(description="Whether workers share the optimizer state (ZeRO-1).")] = False
+    device: Annotated[Device, Meta(description="The device that the model is on.")] = Device.AUTO
     directory: Annotated[
-        str | None, Meta(description="Where the run is kept; without it, a new folder under runs/.")
+        str | None, Meta(description="The directory of the run; by default a new one under runs/.")
     ] = None
     checkpoint_every: Annotated[int, Meta(ge=1, description="Steps from one checkpoint to the next.")] = 100
-    keep: Annotated[int, Meta(ge=1, description="Checkpoints kept, the latest ones, beside the best.")] = 3
+    keep: Annotated[int, Meta(ge=1, description="How many of the latest checkpoints to keep, besides the best.")] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,13 +169,13 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError("run.directory is empty: name a folder, or leave the key out")
         if self.zero and self.transport is Transport.STAR:
             raise ConfigError(
-                "workers that only reach a gradient server cannot share an optimizer: pass --no-zero, or another "
+                "workers that reach only a gradient server cannot share the optimizer: pass --no-zero, or another "
                 "--transport"
             )
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of a run; ``Config()`` trains a small model on Python's own source."""
+    """The whole config of a run. ``Config()`` trains a small model on Python's own source."""
 
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
     data: DataConfig = msgspec.field(default_factory=DataConfig)
@@ -182,13 +185,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         if self.train.lanes < self.run.workers:
             raise ConfigError(
-                f"{self.train.lanes} lanes leave some of {self.run.workers} workers without any: "
+                f"{self.train.lanes} lanes are too few for {self.run.workers} workers: "
                 "raise train.lanes or lower run.workers"
             )
 
 
 def fields_of(section: type[_Section]) -> Iterator[tuple[str, Any, Meta]]:  # Any: a type or a union of types
-    """The keys of a section, with their types and what is said about them."""
+    """Yield the keys of a section with their types, limits and descriptions."""
     for field in msgspec.structs.fields(section):
         kind, meta = get_args(field.type)
         yield field.name, kind, meta

@@ -1,4 +1,4 @@
-"""Configs as people read and write them: TOML, and single settings."""
+"""Reading and writing configs as TOML and as single settings."""
 
 import json
 import tomllib
@@ -14,7 +14,7 @@ from phalanx.train.config import SECTIONS, Config, DataConfig, ModelConfig, RunC
 
 
 class Key(NamedTuple):
-    """One key as people see it; ``default`` is TOML, empty where the key is left out."""
+    """One key of a config. ``default`` is TOML, or empty if the key is left out by default."""
 
     name: str
     type: str
@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 def parse_config(text: str, sets: Sequence[str] = ()) -> Config:
-    """Return the config that TOML describes, after settings such as ``train.lr=3e-4``, of which the last wins."""
+    """Return the config that TOML describes, changed by settings such as ``train.lr=3e-4``. The last one wins."""
     given = dict(_read_toml(text)) | dict(_read_setting(each) for each in sets)
     values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}  # Any: of the type that the key has
     for name, value in given.items():
@@ -48,7 +48,7 @@ def format_config(config: Config) -> str:
 
 
 def explain_config(config: Config) -> str:
-    """Return TOML with every key, each behind a comment that says what it is; keys that are left out are commented."""
+    """Return TOML with every key and a comment that explains it. Keys without a value are commented out."""
     keys = {key.name: key for key in describe_keys()}
     tables = []
     for name, section in SECTIONS.items():
@@ -62,7 +62,7 @@ def explain_config(config: Config) -> str:
 
 
 def describe_keys() -> list[Key]:
-    """Return every key there is, in order."""
+    """Return all keys, in order."""
     return [
         Key(
             name=f"{name}.{key}",
@@ -126,5 +126,5 @@ def _say_type(kind: Any) -> str:
 def _format(value: object) -> str:
     if isinstance(value, Enum):
         value = value.value
-    # TOML's numbers, booleans and texts are JSON's, but that it refuses a bare DEL.
+    # TOML writes numbers, booleans and strings as JSON does, except that it refuses a bare DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

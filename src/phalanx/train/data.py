@@ -1,4 +1,4 @@
-"""The text that is learnt, as tokens: where it lies, and its sequences."""
+"""The text to learn: reading it as tokens, and cutting it into sequences."""
 
 import hashlib
 import math
@@ -24,7 +24,7 @@ Tokens = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """Windows of ``context`` tokens that do not overlap; each comes with the token after it, its last target."""
+    """The text cut into windows of ``context`` tokens. Each comes with the token after it, which is its last target."""
 
     tokens: Tokens
     context: int
@@ -33,7 +33,7 @@ class Sequences:
         return max(len(self.tokens) - 1, 0) // self.context
 
     def batch(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the sequences of these numbers as int64 (numbers, context + 1)."""
+        """Return the sequences with these numbers as int64 of shape (numbers, context + 1)."""
         rows = np.empty((len(numbers), self.context + 1), dtype=np.int64)
         for row, number in zip(rows, numbers, strict=True):
             if not 0 <= number < len(self):
@@ -44,7 +44,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """A text in two parts: one to learn from, and the end of it to be examined on."""
+    """A text in two parts: one for training, and its end, which is held out for evaluation."""
 
     name: str
     tokens: Tokens
@@ -58,15 +58,15 @@ class Corpus:
         return self.tokens.dtype == np.uint8
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return a line that describes the text."""
         kind = "bytes" if self.is_bytes else f"tokens of {self.vocabulary:,}"
         return (
             f"{self.name}: {len(self.tokens):,} {kind}, in sequences of {self.train.context}: "
-            f"{len(self.train):,} to learn from, {len(self.held_out):,} held out"
+            f"{len(self.train):,} for training, {len(self.held_out):,} held out"
         )
 
     def unigram_entropy(self) -> float:
-        """Return the loss, in nats per token, of knowing only how often each token occurs in the held-out part."""
+        """Return the loss, in nats per token, of a model that knows only how often each held-out token occurs."""
         counts = np.zeros(self.vocabulary, dtype=np.int64)
         for run in _in_runs(self.held_out.tokens):
             counts += np.bincount(run, minlength=self.vocabulary)
@@ -74,20 +74,20 @@ class Corpus:
         return math.fsum(-chances * np.log(chances))
 
     def fingerprint(self) -> str:
-        """Return a few letters that tell this text from others by its kind, its length and its two ends."""
+        """Return a short hash of the type, the length and both ends of the text."""
         facts = f"{self.tokens.dtype} {len(self.tokens)} ".encode()
         ends = self.tokens[:_EDGE].tobytes() + self.tokens[-_EDGE:].tobytes()
         return hashlib.blake2b(facts + ends, digest_size=8).hexdigest()
 
 
 def open_corpus(data: DataConfig) -> Corpus:
-    """Return the text that ``data`` names; a file stays on disk and is read where it is needed."""
+    """Return the text that ``data`` names. A single file stays on the disk and is mapped."""
     name = "the Python standard library" if data.path is None else data.path
     try:
         tokens = _read_library() if data.path is None else _read(Path(data.path))
     except OSError as error:
         raise ConfigError(
-            f"cannot read {error.filename or name}: {error.strerror}; mend that or change data.path"
+            f"cannot read {error.filename or name}: {error.strerror}; fix that or change data.path"
         ) from error
     if not len(tokens):
         raise ConfigError(f"there is no text in {name}: put some there or change data.path")
@@ -114,8 +114,8 @@ def _read(path: Path) -> Tokens:
     is_tokens = path.suffix == ".bin"
     if is_tokens and size_bytes % 2:
         raise ConfigError(
-            f"{path} has {size_bytes} bytes, which is no whole number of uint16 tokens: write it again, or rename it "
-            "if it is a text"
+            f"{path} has {size_bytes} bytes, which is not a whole number of uint16 tokens: write it again, or rename "
+            "it if it is text"
         )
     kind = np.dtype("<u2") if is_tokens else np.dtype(np.uint8)
     # An empty file cannot be mapped.

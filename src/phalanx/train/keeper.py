@@ -1,6 +1,6 @@
-"""What is kept of a run: its log, its checkpoints, and what came of it.
+"""Saving a run: its log, its checkpoints and its result.
 
-Rank 0 keeps all of it; but if ranks share the optimizer, each writes its own shard of a checkpoint.
+Rank 0 writes everything, except that ranks that share the optimizer each write their own shard of a checkpoint.
 """
 
 import math
@@ -25,7 +25,7 @@ _PROMPT = b"def "
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a run, in figures; ``steps`` is how many it has taken all in all."""
+    """The figures of a finished run. ``steps`` counts all its steps, also those before a resume."""
 
     steps: int
     loss: float
@@ -38,14 +38,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The checkpoint with the least loss on what was held out."""
+    """The checkpoint with the lowest held-out loss."""
 
     step: int
     eval_loss: float
 
 
 class Keeper:
-    """Writes everything into the run directory as it comes. Every rank has one, and makes the same calls."""
+    """Writes a run into its directory as it proceeds. Every rank has a keeper and makes the same calls."""
 
     def __init__(
         self, run: RunDir, config: Config, corpus: Corpus, exchange: Exchange, best: Best | None = None
@@ -61,7 +61,7 @@ class Keeper:
         self._last: StepRecord | None = None
 
     def keep(self, record: StepRecord, engine: Engine, *, is_last: bool) -> None:
-        """Keep a step, and a checkpoint if it is the last or it is time for one."""
+        """Log a step, and save a checkpoint if the step is the last or a checkpoint is due."""
         if self._log:
             self._log.append(record)
         self._last = record
@@ -70,7 +70,7 @@ class Keeper:
             self._save(record, engine)
 
     def conclude(self, engine: Engine) -> Result:
-        """On rank 0: write what came of the run, and a sample of what the model writes."""
+        """On rank 0: write the result of the run, and a sample of text from the model."""
         assert self._last, "a run has taken a step"
         seconds = time.perf_counter() - self._began
         result = Result(
@@ -88,8 +88,8 @@ class Keeper:
                 self._run.sample.write_bytes(self._write_text(engine))
             self._run.result.write_bytes(msgspec.json.encode(result))
         except OSError as error:
-            words = f"cannot write what came of the run to {self._run.path}: {error.strerror}"
-            raise ConfigError(f"{words}; its last checkpoint is whole: make room, and use it") from error
+            words = f"cannot write the result of the run to {self._run.path}: {error.strerror}"
+            raise ConfigError(f"{words}; its last checkpoint is complete: free some space, and use it") from error
         return result
 
     def __enter__(self) -> Self:
@@ -107,11 +107,11 @@ class Keeper:
 
     def _save(self, record: StepRecord, engine: Engine) -> None:
         taken, held_out = record.step + 1, math.inf if record.eval_loss is None else record.eval_loss
-        if held_out < (self._best.eval_loss if self._best else math.inf):  # which NaN is not
+        if held_out < (self._best.eval_loss if self._best else math.inf):  # false for NaN
             self._best = Best(taken, held_out)
         folder, is_first = self._run.checkpoints, self._exchange.rank == 0
         if self._config.run.zero:
-            assert isinstance(self._exchange, Group), "a config refuses zero through a star"
+            assert isinstance(self._exchange, Group), "the config refuses zero with a gradient server"
             state = engine.state()
             files = {"model": state["model"]} if is_first else {}
             save_together(folder, Checkpoint(taken, files, self._facts()), state["optimizer"], self._exchange)

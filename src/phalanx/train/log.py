@@ -16,9 +16,9 @@ _decoder: msgspec.json.Decoder[StepRecord] = msgspec.json.Decoder(StepRecord)
 
 
 class StepLog:
-    """The file to which a run adds a line for each step; it goes on behind the last whole line.
+    """The file to which a run appends a line for each step, after the last complete line.
 
-    A line outlives the process as soon as it is appended, but not a crash of the machine: checkpoints do that.
+    A line survives the process as soon as it is appended, but not a crash of the machine: only checkpoints do.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +30,7 @@ class StepLog:
         try:
             end_bytes = 0
             self._last = -1
-            for record, end_bytes in _scan(path):  # noqa: B007 - the last one is meant
+            for record, end_bytes in _scan(path):  # noqa: B007 - the last one is used below
                 self._last = record.step
             self._file.truncate(end_bytes)
         except BaseException:
@@ -38,7 +38,7 @@ class StepLog:
             raise
 
     def append(self, record: StepRecord) -> None:
-        """Add one step, which must come after the last one."""
+        """Append one step, which must come after the last one."""
         assert record.step > self._last, f"step {record.step} after step {self._last}: cut the log first"
         self._last = record.step
         rest = msgspec.json.encode(record) + b"\n"
@@ -47,10 +47,10 @@ class StepLog:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             words = f"cannot write step {record.step} to {self._path}: {error.strerror}"
-            raise ConfigError(f"{words}; make room, then go on with --resume {self._path.parent}") from error
+            raise ConfigError(f"{words}; free some space, then continue with --resume {self._path.parent}") from error
 
     def close(self) -> None:
-        """Write no more. Closing twice is harmless."""
+        """Close the file. Closing twice is harmless."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -61,12 +61,12 @@ class StepLog:
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """All steps of a log, but for a last line that was torn while it was written."""
+    """Return all steps of a log, except for a last line that is incomplete."""
     return [record for record, _ in _scan(path)]
 
 
 def cut(path: Path, step: int) -> None:
-    """Drop the records from ``step`` on: they will be written again. The file has them all, or none of them."""
+    """Remove the records from ``step`` on, all at once: the run writes them again."""
     end_bytes = 0
     for record, record_end_bytes in _scan(path):
         if record.step >= step:
@@ -76,7 +76,7 @@ def cut(path: Path, step: int) -> None:
 
 
 def _scan(path: Path) -> Iterator[tuple[StepRecord, int]]:
-    """Each record, and where its line ends."""
+    """Yield each record and the offset at which its line ends."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
@@ -95,5 +95,5 @@ def _scan(path: Path) -> Iterator[tuple[StepRecord, int]]:
 
 def _decode(line: bytes) -> StepRecord:
     if not line.endswith(b"\n"):
-        raise msgspec.DecodeError("it has no end")
+        raise msgspec.DecodeError("the line has no end")
     return _decoder.decode(line)

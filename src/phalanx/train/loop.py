@@ -1,4 +1,4 @@
-"""The training loop of one worker: the same on all of them, but that rank 0 keeps most of what comes of it."""
+"""The training loop of one worker. All workers run the same loop."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from phalanx.train.schedule import learning_rate
 
 
 def make_model(config: Config, vocabulary: int, device: torch.device) -> Transformer:
-    """The model with its first weights, which the seed decides."""
+    """Return the model with its initial weights, which depend on the seed."""
     torch.manual_seed(config.train.seed)
     model = Transformer(config.model, vocabulary)
     model.to(device)
@@ -32,7 +32,7 @@ def make_model(config: Config, vocabulary: int, device: torch.device) -> Transfo
 def make_loss(
     config: Config, device: torch.device
 ) -> Callable[[torch.nn.Module, torch.Tensor], tuple[torch.Tensor, int]]:
-    """The total loss of a batch and how many sequences it has, in bf16 where the config says so."""
+    """Return a function that computes the total loss of a batch and its number of sequences."""
 
     def compute(model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         with torch.autocast(device.type, torch.bfloat16, enabled=config.train.autocast):
@@ -42,7 +42,7 @@ def make_loss(
 
 
 def choose_device(device: Device) -> torch.device:
-    """The device that is meant, if there is one."""
+    """Return the torch device, or raise ConfigError if it is not there."""
     has_gpu = torch.cuda.is_available()
     if device is Device.CUDA and not has_gpu:
         raise ConfigError("torch finds no GPU here: pass --device cpu")
@@ -51,25 +51,25 @@ def choose_device(device: Device) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class LaneBatches:
-    """Which sequences every lane of every step has, as batches on ``device``: a function of the config alone."""
+    """The sequences of every lane of every step, as batches on ``device``. They depend on the config alone."""
 
     config: Config
     corpus: Corpus
     device: torch.device
 
     def samples(self, step: int, lane: int) -> tuple[int, ...]:
-        """The numbers of a lane's sequences."""
+        """Return the numbers of a lane's sequences."""
         train = self.config.train
         length = len(self.corpus.train)
         return samples_of(step, lane, lanes=train.lanes, batch=train.batch, length=length, seed=train.seed)
 
     def batches(self, step: int, lane: int) -> list[torch.Tensor]:
-        """These sequences, cut into micro-batches."""
+        """Return a lane's sequences, cut into micro-batches."""
         rows = torch.from_numpy(self.corpus.train.batch(self.samples(step, lane))).to(self.device)
         return list(rows.chunk(self.config.train.accumulate))
 
     def held_out(self, lane: int) -> list[torch.Tensor]:
-        """A lane's part of the evaluation: the first sequences of those held out, as many as there are."""
+        """Return a lane's part of the evaluation, which uses the first held-out sequences."""
         train = self.config.train
         wanted = min(train.eval_batches * train.batch, len(self.corpus.held_out))
         part = even_part(wanted, train.lanes, lane)
@@ -78,7 +78,7 @@ class LaneBatches:
 
 
 class Trainer:
-    """One worker of a run. ``start`` is the checkpoint to go on from."""
+    """One worker of a run. ``start`` is the checkpoint to resume from."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class Trainer:
             self.engine.load_state(start.files, start.step)
 
     def run(self, keeper: Keeper, wants_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Take all steps that are left; whether they were all taken before somebody wanted to stop."""
+        """Take the remaining steps, and return whether all were taken before somebody asked to stop."""
         try:
             for record, is_last in self._steps(wants_stop):
                 keeper.keep(record, self.engine, is_last=is_last)
-        except ConfigError as error:  # the disk is full, or the like: nobody can go on without this rank
+        except ConfigError as error:  # for example a full disk: the others cannot continue without this rank
             words = f"rank {self.exchange.rank} stopped at step {self.engine.step_number}: {error}"
-            with suppress(Halted):  # all have heard of it already
+            with suppress(Halted):  # all ranks have halted already
                 self.exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self.exchange.rank))
             raise
         finally:
@@ -120,7 +120,7 @@ class Trainer:
         return self.engine.step_number == self._config.train.steps
 
     def _steps(self, wants_stop: Callable[[], bool]) -> Iterator[tuple[StepRecord, bool]]:
-        """What came of each step, and whether it was the last."""
+        """Yield the record of each step, and whether it was the last."""
         train = self._config.train
         for step in range(self.engine.step_number, train.steps):
             began = time.perf_counter()
@@ -155,7 +155,7 @@ class Trainer:
                 return
 
     def _make_optimizer(self, leaves: list[Leaf]) -> torch.optim.Optimizer:
-        """AdamW, which pulls matrices towards zero, and leaves the norms' weights alone."""
+        """Return AdamW with weight decay for matrices but not for the weights of norms."""
         train = self._config.train
         decaying = [leaf.block for leaf in leaves if leaf.parameter.ndim > 1]
         others = [leaf.block for leaf in leaves if leaf.parameter.ndim <= 1]

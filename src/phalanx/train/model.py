@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from phalanx.errors import ConfigError
@@ -18,9 +18,9 @@ _EPSILON = 1e-6
 
 
 class Transformer(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """Tokens in, logits of the next token out. First weights come from torch's own random state: seed it before.
+    """A decoder-only transformer. Initial weights come from torch's random state: seed it first.
 
-    It has no buffers, so parameters are all of its state.
+    It has no buffers, so its parameters are its whole state.
     """
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
@@ -36,15 +36,15 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (B, T, V) for tokens (B, T)."""
-        turn = _angles(tokens.shape[1], self.config, tokens.device)
+        rotation = _angles(tokens.shape[1], self.config, tokens.device)
         x = self.dropout(self.embedding(tokens))  # B T W
         for block in self.blocks:
-            x = block(x, turn)
+            x = block(x, rotation)
         head = self.embedding if self.config.tied else self.lm_head
         return F.linear(self.final_norm(x), head.weight)
 
     def _initialise(self) -> None:
-        # What each block adds to the residual is scaled so that its variance does not grow with the layers.
+        # Scale what each block adds to the residual, so that its variance does not grow with the number of layers.
         residual = _DEVIATION / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
@@ -53,9 +53,9 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class TransformerBlock(nn.Module):  # type: ignore[misc]
-    """Attention, then an MLP, each normed before and added to what came in.
+    """Attention, then an MLP, each with a norm before it and a residual connection around it.
 
-    Its nine parameters come in this order: query, key, value, output, gate, up, down, input_norm, post_norm.
+    Its nine parameters are in this order: query, key, value, output, gate, up, down, input_norm, post_norm.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -66,14 +66,14 @@ class TransformerBlock(nn.Module):  # type: ignore[misc]
         self.post_norm = nn.RMSNorm(config.width, eps=_EPSILON)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        """Return x (B, T, W) after this block; ``turn`` holds the cosines and sines of the positions."""
-        x = x + self.dropout(self.attention(self.input_norm(x), turn))
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return x (B, T, W) after this block; ``rotation`` holds the cosines and sines of the positions."""
+        x = x + self.dropout(self.attention(self.input_norm(x), rotation))
         return x + self.dropout(self.mlp(self.post_norm(x)))
 
 
 class Attention(nn.Module):  # type: ignore[misc]
-    """Every token looks at itself and at those before it; each kv head serves heads / kv_heads that ask."""
+    """Causal attention. Each key and value head serves heads / kv_heads query heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.value = nn.Linear(config.width, kv_width, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        """Return what every token of x (B, T, W) has seen."""
-        query = _rotate(self._heads(self.query(x)), turn)  # B H T D
-        key = _rotate(self._heads(self.key(x)), turn)  # B K T D
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the attention output (B, T, W) for x (B, T, W)."""
+        query = _rotate(self._heads(self.query(x)), rotation)  # B H T D
+        key = _rotate(self._heads(self.key(x)), rotation)  # B K T D
         value = self._heads(self.value(x))
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return self.output(seen.transpose(1, 2).flatten(2))
@@ -97,7 +97,7 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 class MLP(nn.Module):  # type: ignore[misc]
-    """SwiGLU: one half gates the other."""
+    """A SwiGLU layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -106,12 +106,12 @@ class MLP(nn.Module):  # type: ignore[misc]
         self.down = nn.Linear(config.hidden, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is made of each token of x (B, T, W) by itself."""
+        """Return the output (B, T, W) for x (B, T, W)."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    """Return the mean cross entropy, in f32 and nats, of each next token of a batch (B, T + 1)."""
+    """Return the mean cross entropy of the next tokens of a batch (B, T + 1), in nats and f32."""
     logits = model(batch[:, :-1])
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
@@ -119,14 +119,14 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
 def generate(
     model: nn.Module, prompt_tokens: Sequence[int], length: int, *, temperature: float, seed: int, context: int
 ) -> list[int]:
-    """Return ``length`` tokens that follow the prompt, drawn one by one; at temperature 0, always the likeliest.
+    """Return ``length`` tokens that follow the prompt, drawn one by one; temperature 0 always takes the likeliest.
 
     The model sees ``context`` tokens at most. A seed gives the same draws on every device.
     """
     if not prompt_tokens:
-        raise ConfigError("the prompt is empty: give at least one token to go on from")
+        raise ConfigError("the prompt is empty: give at least one token to continue")
     if not 0 <= temperature < math.inf:
-        raise ConfigError(f"a temperature cannot be {temperature}: choose 0 for the likeliest text, or about 1")
+        raise ConfigError(f"a temperature cannot be {temperature}: use 0 for the likeliest text, or about 1")
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt_tokens)
@@ -149,16 +149,16 @@ def count_parameters(config: ModelConfig, vocabulary: int) -> int:
 
 
 def _angles(length: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    # Made anew each time, which costs next to nothing: a buffer would be state, to be averaged and kept.
+    # Computed each time, which costs little: a buffer would be state, to be averaged and saved.
     exponents = torch.arange(0, config.head_width, 2, device=device, dtype=torch.float32) / config.head_width
     positions = torch.arange(length, device=device, dtype=torch.float32)
     angles = torch.outer(positions, config.rope_base**-exponents)  # T D/2
     return angles.cos(), angles.sin()
 
 
-def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = turn
-    left, right = x.chunk(2, dim=-1)  # times f32, which bf16 would round too coarsely
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = rotation
+    left, right = x.chunk(2, dim=-1)  # multiplied in f32, because bf16 rounds too coarsely
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
 

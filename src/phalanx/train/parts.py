@@ -1,4 +1,4 @@
-"""The parts in which a transformer's gradients leave: block after block from the last, then what is no block."""
+"""The parts in which a transformer's gradients are exchanged, in the order in which backward makes them."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ from phalanx.wire import gradient
 
 
 class Part(NamedTuple):
-    """What a gradient server calls it, and the names of its parameters."""
+    """A part of the model: what the gradient server calls it, and the names of its parameters."""
 
     what: gradient.What
     names: tuple[str, ...]
 
 
 def list_parts(model: Transformer) -> list[Part]:
-    """All parts in the order in which they leave; a head that is the embedding is no part of its own."""
+    """Return all parts: the blocks from the last to the first, then the others. A tied LM head is not a part."""
     count = len(model.blocks)
     parts = [Part(ModelBlock(index, count), _names(model, f"blocks.{index}.")) for index in reversed(range(count))]
     others = [

@@ -1,4 +1,4 @@
-"""A picture of runs: their loss, and where their time went."""
+"""Drawing runs: their loss, and where their time went."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from phalanx.errors import ConfigError
 from phalanx.train.record import StepRecord
 
-_MOST_BARS = 150  # more would be thinner than the eye can part
-_MOST_POINTS = 60  # more make a line that trembles, and marks that hide it
+_MOST_BARS = 150  # more would be too thin to see
+_MOST_POINTS = 60  # more make a noisy line, and markers that hide it
 _PARTS = (("compute", "compute_s", "#4c78a8"), ("exchange", "exchange_s", "#f58518"), ("waiting", "wait_s", "#bab0ac"))
 _COLOURS = ("#4c78a8", "#e45756", "#54a24b", "#b279a2", "#9d755d", "#72b7b2")
 
@@ -22,7 +22,7 @@ _Values = NDArray[np.float64]
 def draw(runs: Mapping[str, Sequence[StepRecord]], out: Path, *, unigram_entropy: float | None = None) -> None:
     """Write a PNG: the loss of all runs, and below it the seconds per step of each."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - half a second that only this command should cost
+        from matplotlib.figure import Figure  # noqa: PLC0415 - it takes half a second, and only this command needs it
     except ImportError:
         raise ConfigError("drawing needs matplotlib: pip install 'phalanx-train[train]'") from None
     empty = [name for name, steps in runs.items() if not steps]
@@ -37,7 +37,7 @@ def draw(runs: Mapping[str, Sequence[StepRecord]], out: Path, *, unigram_entropy
     for axes, (name, steps) in zip(times, runs.items(), strict=True):
         _draw_times(axes, steps, title=name if len(runs) > 1 else "")
     for axes in (loss, *times):
-        _dress(axes)
+        _style(axes)
     times[-1].set_xlabel("step")
     try:
         figure.savefig(out, dpi=150, format="png")
@@ -88,17 +88,17 @@ def _draw_times(axes: _Axes, steps: Sequence[StepRecord], title: str) -> None:
 
 
 def _means(values: _Values, most: int) -> _Values:
-    """The means of neighbours: as many as there are values, or at most ``most``."""
+    """Return the means of groups of neighbours, at most ``most`` of them."""
     starts = np.arange(0, len(values), _width(len(values), most))
     return np.add.reduceat(values, starts) / np.diff([*starts, len(values)])
 
 
 def _width(count: int, most: int) -> int:
-    """How many neighbours to take together, so that at most ``most`` remain."""
+    """Return how many neighbours to average, so that at most ``most`` values remain."""
     return -(-count // most)
 
 
-def _dress(axes: _Axes) -> None:
+def _style(axes: _Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)

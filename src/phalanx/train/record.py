@@ -1,4 +1,4 @@
-"""What a run says of each of its steps."""
+"""The record of one step of a run."""
 
 import math
 import struct
@@ -9,9 +9,9 @@ from phalanx.errors import ConfigError
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One committed step: what came of it, and where its time went.
+    """One committed step: its results, and where its time went.
 
-    ``loss_bits`` is what ``float_bits`` says of ``loss``: digits are for people, bits are compared.
+    ``loss_bits`` is ``float_bits(loss)``: people read the digits, comparisons use the bits.
     """
 
     step: int
@@ -30,11 +30,13 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.loss) and math.isfinite(self.norm)):
-            raise ConfigError(f"step {self.step} has loss {self.loss} and norm {self.norm}: such a step is no step")
+            raise ConfigError(
+                f"step {self.step} has loss {self.loss} and norm {self.norm}: a committed step has finite ones"
+            )
         if float_bits(self.loss) != self.loss_bits:
             raise ConfigError(f"loss {self.loss} of step {self.step} has bits {float_bits(self.loss)}")
 
 
 def float_bits(value: float) -> str:
-    """The 16 hexadecimal digits of a number's 64 bits, sign first."""
+    """Return the 64 bits of a number as 16 hexadecimal digits, sign first."""
     return struct.pack(">d", value).hex()

@@ -1,4 +1,4 @@
-"""The directory of a run: where everything that it leaves behind lies."""
+"""The directory of a run, which holds all its files."""
 
 import contextlib
 import fcntl
@@ -18,22 +18,22 @@ from phalanx.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Where the files of a run lie."""
+    """The directory of a run, and the paths of its files."""
 
     path: Path
 
     @classmethod
     def create(cls, path: Path | None, config_text: str, environment: Mapping[str, str | int]) -> Self:
-        """Make the directory of a new run, with its config and environment; without a path, a new one in ``runs``.
+        """Make the directory of a new run, with its config and environment. Without a path, make a new one in ``runs``.
 
-        If it cannot be written, nothing of the run is left in it.
+        If that fails, nothing of the run is left in it.
         """
         run = cls(path or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             if any(run.path.iterdir()):
                 words = f"{run.path} is not empty: name another directory"
-                raise ConfigError(f"{words}, or go on with the run in it with --resume {run.path}")
+                raise ConfigError(f"{words}, or continue the run in it with --resume {run.path}")
             run._write(config_text, environment)
         except OSError as error:
             raise ConfigError(f"cannot write to {run.path}: {error.strerror}; name another run directory") from error
@@ -41,7 +41,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The directory of a run that there is."""
+        """Return the directory of an existing run."""
         run = cls(path)
         if not run.config.is_file():
             raise ConfigError(f"there is no run in {path}: name a directory that phalanx train has made")
@@ -49,17 +49,17 @@ class RunDir:
 
     @property
     def config(self) -> Path:
-        """The resolved config."""
+        """The config, with every key."""
         return self.path / "config.toml"
 
     @property
     def environment(self) -> Path:
-        """What the run was made with, as ``environment`` describes it."""
+        """The versions and the machine of the run; see ``environment``."""
         return self.path / "environment.json"
 
     @property
     def steps(self) -> Path:
-        """The log, one line for each step."""
+        """The log, with one line for each step."""
         return self.path / "steps.jsonl"
 
     @property
@@ -74,36 +74,38 @@ class RunDir:
 
     @property
     def result(self) -> Path:
-        """What came of the run, in figures."""
+        """The figures of the finished run."""
         return self.path / "result.json"
 
     @property
     def halts(self) -> Path:
-        """The folder of bundles from which a step that halted the run can be repeated."""
+        """The folder of bundles, from which a lane that halted the run can be computed again."""
         return self.path / "halts"
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep everybody else from training in this directory until the block ends, or this process does."""
+        """Lock the directory, so that nobody else trains in it, until the block or this process ends."""
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(self.environment.open("ab"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ConfigError(f"somebody is training in {self.path}: stop that, or wait until it ends") from error
+                raise ConfigError(
+                    f"another process is training in {self.path}: stop it, or wait until it ends"
+                ) from error
             except OSError as error:
                 raise self._refusal(error) from error
             yield
 
     def record(self, environment: Mapping[str, str | int]) -> None:
-        """Say what the run is made with now."""
-        try:  # in place: whoever holds the directory holds this very file
+        """Write the present environment of the run."""
+        try:  # in place: the lock of the directory is on this file
             self.environment.write_bytes(_format(environment))
         except OSError as error:
             raise self._refusal(error) from error
 
     def change_config(self, text: str) -> None:
-        """Replace the config; if that fails, the old one stays."""
+        """Replace the config. If that fails, the old one stays."""
         beside = self.path / f".{self.config.name}.new"
         try:
             beside.write_text(text, encoding="utf-8")
@@ -114,14 +116,16 @@ class RunDir:
             raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> ConfigError:
-        return ConfigError(f"cannot write to {self.path}: {error.strerror}; see to that, then go on")
+        return ConfigError(f"cannot write to {self.path}: {error.strerror}; fix that, then try again")
 
     def _write(self, config_text: str, environment: Mapping[str, str | int]) -> None:
         try:
             self.config.write_text(config_text, encoding="utf-8")
             self.environment.write_bytes(_format(environment))
         except OSError:
-            with contextlib.suppress(OSError):  # what stopped the writing may stop this, too, and is what people see
+            with contextlib.suppress(
+                OSError
+            ):  # this may fail for the same reason, and the first error is the one to report
                 self.config.unlink(missing_ok=True)
                 self.environment.unlink(missing_ok=True)
             raise
@@ -132,9 +136,9 @@ def _format(environment: Mapping[str, str | int]) -> bytes:
 
 
 def environment(*, version: str, threads: int, device: str) -> dict[str, str | int]:
-    """What decides the bits of a run besides its config: versions, machine, threads of each worker, and device.
+    """Return what decides the bits of a run besides its config: versions, machine, threads of each worker, device.
 
-    ``version`` is that of Phalanx, which only the layers above can name.
+    ``version`` is the version of Phalanx, which this layer cannot import.
     """
     return {
         "phalanx": version,

@@ -121,7 +121,7 @@ def test_tensors_that_were_loaded_outlive_their_files_and_can_be_changed(folder)
 
 @pytest.mark.parametrize("facts", [{"best": math.inf}, {"best": math.nan}, {"pair": (1, 2)}, {1: "one"}])
 def test_facts_that_json_would_change_are_refused(facts):
-    with pytest.raises(ConfigError, match=r"^facts of a checkpoint must come back from JSON as they were"):
+    with pytest.raises(ConfigError, match=r"^the facts of a checkpoint must be equal after a round trip"):
         Checkpoint(1, {}, facts)
 
 
@@ -181,8 +181,8 @@ def test_a_file_cut_short_anywhere_is_noticed(folder, name):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (alter, "model.safetensors has other bytes than its manifest.json says"),
-        (truncate, "model.safetensors has 96 bytes and not the 104 that its manifest.json says"),
+        (alter, "model.safetensors does not have the hash in manifest.json"),
+        (truncate, "model.safetensors has 96 bytes instead of the 104 in manifest.json"),
         (remove, "model.safetensors cannot be read: No such file or directory"),
     ],
 )
@@ -199,5 +199,5 @@ def test_damage_is_named(folder, damage, words):
 def test_the_checkpoint_of_another_step_under_a_wrong_name_is_refused(folder):
     path = save(folder, make(3)).rename(folder / "step-00000004")
 
-    with pytest.raises(ConfigError, match=r"step-00000004 is damaged: manifest.json is that of step 3$"):
+    with pytest.raises(ConfigError, match=r"step-00000004 is damaged: manifest.json belongs to step 3$"):
         load(path)

@@ -51,8 +51,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_offered(folder):
         load_for_resume(folder)
 
     assert str(caught.value) == (
-        f"checkpoint {paths[2]} is damaged: model.safetensors has other bytes than its manifest.json says; "
-        f"step-00000200 is whole: go on from it with --resume {folder.parent} --from-step 200"
+        f"checkpoint {paths[2]} is damaged: model.safetensors does not have the hash in manifest.json; "
+        f"step-00000200 is complete: resume from it with --resume {folder.parent} --from-step 200"
     )
 
 
@@ -68,11 +68,11 @@ def test_what_is_offered_is_whole_and_earlier(folder):
 def test_where_nothing_can_be_offered_starting_again_is(folder):
     with pytest.raises(ConfigError) as caught:
         load_for_resume(folder)
-    assert str(caught.value) == f"there is no checkpoint in {folder} to go on from: start again without --resume"
+    assert str(caught.value) == f"there is no checkpoint in {folder} to resume from: start again without --resume"
 
     alter(save(folder, make(1)) / "model.safetensors")
 
-    with pytest.raises(ConfigError, match=r"no earlier one is whole: start again without --resume$"):
+    with pytest.raises(ConfigError, match=r"no earlier one is complete: start again without --resume$"):
         load_for_resume(folder)
 
 
@@ -168,8 +168,8 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_litter(folder):
         with pytest.raises(ConfigError) as caught:
             save(folder, make(2, size=1000))
         assert str(caught.value) == (
-            f"cannot write checkpoint {folder}/step-00000002: File too large; earlier checkpoints are as they were: "
-            f"make room, or see that {folder} can be written to"
+            f"cannot write checkpoint {folder}/step-00000002: File too large; earlier checkpoints are unchanged: "
+            f"free some space, or make {folder} writable"
         )
 
     assert wait(fork(fill)) == 0

@@ -74,7 +74,7 @@ def test_a_checkpoint_that_is_there_is_not_replaced(tmp_path):
     path = save_shards(tmp_path, make_whole(3))
     before = names(path)
 
-    with pytest.raises(ConfigError, match=f"^{path} is there already: name another folder$"):
+    with pytest.raises(ConfigError, match=f"^{path} exists already: name another folder$"):
         merge_shards(path, tmp_path)
 
     assert names(path) == before

@@ -124,7 +124,7 @@ def test_a_run_goes_on_from_shards_and_a_damaged_shard_is_answered_with_an_earli
 
     alter(paths[1] / SHARDS[3])
 
-    with pytest.raises(ConfigError, match=r"optimizer.3-of-4.safetensors has other bytes .* --from-step 1$"):
+    with pytest.raises(ConfigError, match=r"optimizer.3-of-4.safetensors does not have the hash .* --from-step 1$"):
         load_for_resume(folder)
 
 
@@ -153,8 +153,8 @@ def test_checkpoints_in_shards_are_pruned_and_cut(folder):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (alter, "has other bytes than its manifest.json says"),
-        (truncate, "has 96 bytes and not the "),
+        (alter, "does not have the hash in manifest.json"),
+        (truncate, "has 96 bytes instead of the "),
         (remove, "cannot be read: No such file or directory"),
     ],
 )
@@ -194,22 +194,22 @@ FIRST, SECOND = "optimizer.0-of-2.safetensors", "optimizer.1-of-2.safetensors"
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ({"bias.step": 1.0}, {"bias.step": 2.0}, f"bias.step is not the same in {FIRST} and in {SECOND}"),
+        ({"bias.step": 1.0}, {"bias.step": 2.0}, f"bias.step differs between {FIRST} and {SECOND}"),
         ({"bias.m[0:3]": [1.0] * 3}, {"bias.m[4:5]": [1.0]}, "elements 3 to 3 of layer.bias.m are missing"),
         ({"bias.m[2:3]": [1.0]}, {"bias.m[3:5]": [1.0] * 2}, "elements 0 to 1 of layer.bias.m are missing"),
         ({"bias.m[0:1]": [1.0]}, {"bias.m[1:3]": [1.0] * 2}, "elements 3 to 4 of layer.bias.m are missing"),
         (
             {"bias.m[0:3]": [1.0] * 3},
             {"bias.m[1:5]": [1.0] * 4},
-            "elements 1 to 2 of layer.bias.m are there twice, or its parameter has none such",
+            "elements 1 to 2 of layer.bias.m are stored twice, or lie beyond the end of the parameter",
         ),
         (
             {"bias.m[0:3]": [1.0] * 3},
             {"bias.m[3:6]": [1.0] * 3},
-            "elements 5 to 5 of layer.bias.m are there twice, or its parameter has none such",
+            "elements 5 to 5 of layer.bias.m are stored twice, or lie beyond the end of the parameter",
         ),
-        ({"bias.m[0:5]": [1.0] * 5}, {"bias.m[0:5]": [1.0] * 5}, f"bias.m[0:5] is both in {FIRST} and in {SECOND}"),
-        ({"bias.m[0:5]": [1.0] * 5}, {"bias.m": [1.0] * 5}, "layer.bias.m is there whole and in spans"),
+        ({"bias.m[0:5]": [1.0] * 5}, {"bias.m[0:5]": [1.0] * 5}, f"bias.m[0:5] is in both {FIRST} and {SECOND}"),
+        ({"bias.m[0:5]": [1.0] * 5}, {"bias.m": [1.0] * 5}, "layer.bias.m is stored both whole and in spans"),
         (
             {"bias.m[0:2]": [1.0] * 2},
             {"bias.m[2:5]": [1.0] * 2},

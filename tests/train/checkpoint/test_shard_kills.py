@@ -43,8 +43,8 @@ def test_a_full_disk_on_one_rank_is_the_same_error_on_all_and_leaves_earlier_che
         with pytest.raises(ConfigError) as caught:
             save_as(seat, folder, make_whole(2))
         assert str(caught.value) == (
-            f"rank {full} cannot write checkpoint {folder}/step-00000002: File too large; earlier checkpoints are as "
-            f"they were: make room, or see that {folder} can be written to"
+            f"rank {full} cannot write checkpoint {folder}/step-00000002: File too large; earlier checkpoints are "
+            f"unchanged: free some space, or make {folder} writable"
         )
 
     ended = [wait(pid) for pid in fork_seats(work)]

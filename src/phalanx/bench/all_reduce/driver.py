@@ -1,4 +1,4 @@
-"""Starting workers of every system, and having them measure in turn."""
+"""Starts the workers of every system and lets the systems measure in turn."""
 
 import importlib.metadata
 import importlib.util
@@ -34,7 +34,7 @@ _LAST_LINES = 20
 
 
 def lacking(system: AllReduceSystem) -> str | None:
-    """What must be installed before ``system`` can be measured here, None if nothing."""
+    """Return what prevents ``system`` from being measured on this machine, or None."""
     match system:
         case AllReduceSystem.GLOO if importlib.util.find_spec("torch") is None:
             return f"torch is not installed: {sys.executable} -m pip install torch"
@@ -49,7 +49,7 @@ def lacking(system: AllReduceSystem) -> str | None:
 
 
 def versions(systems: Sequence[AllReduceSystem]) -> dict[str, str]:
-    """The versions of the libraries that take part."""
+    """Return the versions of the libraries that are measured."""
     found = {"numpy": importlib.metadata.version("numpy")}
     if AllReduceSystem.GLOO in systems:
         found["torch"] = importlib.metadata.version("torch")
@@ -62,7 +62,7 @@ def versions(systems: Sequence[AllReduceSystem]) -> dict[str, str]:
 def measure(
     ranks: int, systems: Sequence[AllReduceSystem], sizes: Sequence[int], rounds: int, tell: Callable[[str], None]
 ) -> list[AllReduceRow]:
-    """Measure all systems at all sizes in one run; ``tell`` hears what comes next.
+    """Measure all systems at all sizes in one run. ``tell`` is called with a line about each measurement.
 
     Raises ``PeerLost`` or ``DeadlineExceeded`` if a worker dies or stalls; no process is left behind.
     """
@@ -83,7 +83,7 @@ def measure(
 
 @contextmanager
 def start(system: AllReduceSystem, ranks: int) -> Iterator["WorkerPool"]:
-    """The workers of ``system``, connected and waiting; they end with the context."""
+    """Start the workers of ``system`` and yield them, connected and waiting. They end with the context."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         meeting = stack.enter_context(_meeting(system, ranks))
@@ -99,22 +99,22 @@ def start(system: AllReduceSystem, ranks: int) -> Iterator["WorkerPool"]:
 
 @dataclass(frozen=True, slots=True)
 class BenchProcess:
-    """A process and the file that it writes to."""
+    """A process and the file that its output goes to."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
 
     def last_words(self) -> str:
-        """The end of what it wrote."""
+        """Return the last lines of its output."""
         self.output.seek(0)
         lines = self.output.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:]) or "(none)"
 
 
 class WorkerPool:
-    """The workers of one system and a connection to each.
+    """The workers of one system, with a connection to each.
 
-    ``programs`` are their processes by rank, or one that started them all.
+    ``programs`` are their processes by rank, or a single process that started them all.
     """
 
     def __init__(self, system: AllReduceSystem, ranks: int, programs: Sequence[BenchProcess]) -> None:
@@ -125,8 +125,8 @@ class WorkerPool:
         self._lines: dict[int, IO[bytes]] = {}
 
     def gather(self, listener: socket.socket, deadline: Deadline) -> None:
-        """Wait until every worker has said hello."""
-        listener.settimeout(0.1)  # between two looks at whether they live
+        """Wait until every worker has connected and told its rank."""
+        listener.settimeout(0.1)  # how often to check that the workers are alive
         while len(self._connections) < self._ranks:
             try:
                 connection, _ = listener.accept()
@@ -138,7 +138,7 @@ class WorkerPool:
                 self._greet(connection, deadline)
 
     def measure(self, task: Task, deadline: Deadline) -> list[list[float]]:
-        """Have all workers do ``task``; the seconds of each iteration, by rank."""
+        """Have all workers do ``task``, and return the seconds of each iteration by rank."""
         during = f"all-reduces of {format_size(task.bytes)}"
         self._check_alive(during)
         for rank, connection in self._connections.items():
@@ -160,7 +160,7 @@ class WorkerPool:
         return [found[rank] for rank in range(self._ranks)]
 
     def hang_up(self) -> None:
-        """Let the workers go: each ends when its connection does."""
+        """Close all connections, which makes the workers end."""
         for rank, connection in self._connections.items():
             self._lines[rank].close()
             connection.close()
@@ -175,7 +175,7 @@ class WorkerPool:
         lines = connection.makefile("rb")
         try:
             rank = msgspec.json.decode(lines.readline(), type=Ready).rank
-        except (OSError, msgspec.MsgspecError):  # a stranger, or a worker that just ended, as its process will show
+        except (OSError, msgspec.MsgspecError):  # a stranger, or a worker that ended: its process tells
             lines.close()
             connection.close()
         else:
@@ -196,21 +196,21 @@ class WorkerPool:
     def _lost(self, rank: int, during: str) -> PeerLost:
         program = self._program(rank)
         with suppress(subprocess.TimeoutExpired):
-            program.process.wait(_END_S)  # then its last words are complete
+            program.process.wait(_END_S)  # then its output is complete
         ended = f"{self._system.value}: rank {rank} ended during {during}"
-        return PeerLost(f"{ended}. Its last words:\n{program.last_words()}", peer=rank)
+        return PeerLost(f"{ended}. Its last lines:\n{program.last_words()}", peer=rank)
 
     def _overdue(self, answered: Collection[int], during: str, deadline: Deadline) -> DeadlineExceeded:
         late = [rank for rank in range(self._ranks) if rank not in answered]
         names = " and ".join(f"rank {rank}" for rank in late)
         waited = f"{self._system.value}: {names} did not finish {during} within {deadline.seconds:g} s"
         words = self._program(late[0]).last_words()
-        return DeadlineExceeded(f"{waited}. Last words of rank {late[0]}:\n{words}", peer=late[0])
+        return DeadlineExceeded(f"{waited}. Last lines of rank {late[0]}:\n{words}", peer=late[0])
 
 
 @contextmanager
 def _meeting(system: AllReduceSystem, ranks: int) -> Iterator[str]:
-    """Where the ranks of ``system`` find each other."""
+    """Yield the address or file through which the ranks of ``system`` find each other."""
     match system:
         case AllReduceSystem.GLOO:
             with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder:
@@ -227,10 +227,10 @@ def _meeting(system: AllReduceSystem, ranks: int) -> Iterator[str]:
 
 @contextmanager
 def _gradient_server(workers: int) -> Iterator[str]:
-    """A server, in this process, that exchanges whatever its workers send until they hang up."""
+    """Run a gradient server in this process until its workers disconnect, and yield its address."""
 
     def serve() -> None:
-        with suppress(PhalanxError):  # the workers' own words say more
+        with suppress(PhalanxError):  # the workers report their own errors
             server.wait_for_workers(_START_S)
             for step in itertools.count():
                 server.exchange(step, Whole())
@@ -264,7 +264,7 @@ def _running(command: Sequence[str]) -> Iterator[BenchProcess]:
             stdout=output,
             stderr=output,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is for the driver, which then ends its workers in order
+            start_new_session=True,  # Ctrl-C reaches only the driver, which then ends its workers
         )
         try:
             yield BenchProcess(process, output)
@@ -273,8 +273,8 @@ def _running(command: Sequence[str]) -> Iterator[BenchProcess]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that was told to end, and make it."""
-    for insist in (process.terminate, process.kill):  # mpirun takes its workers along when terminated, not when killed
+    """Wait for a process that should end by itself; terminate it, then kill it, if it does not."""
+    for insist in (process.terminate, process.kill):  # mpirun ends its workers when terminated, not when killed
         try:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and what the figures mean."""
+"""Which all-reduces are measured, in which order, and the figures computed from the times."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from phalanx.bench.text import ITEM_BYTES, format_number, format_size, format_ti
 
 
 class AllReduceSystem(Enum):
-    """What can be measured."""
+    """A way to do an all-reduce."""
 
     ARENA = "arena"
     """Phalanx, with buffers from ``allocate``."""
@@ -25,7 +25,7 @@ class AllReduceSystem(Enum):
     STAR_APART = "star-apart"
     """The same with one rank more, so that rank 0 carries as many bytes as a gradient server."""
     GRADIENT_SERVER = "gradient-server"
-    """Phalanx, in place on an ordinary array, through a gradient server in a process that is no rank."""
+    """Phalanx, in place on an ordinary array, through a gradient server in a process that is not a rank."""
     GLOO = "gloo"
     """torch.distributed over Gloo."""
     OPENMPI = "openmpi"
@@ -33,13 +33,13 @@ class AllReduceSystem(Enum):
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker says when its system is connected."""
+    """Sent by a worker when its system is connected."""
 
     rank: int
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker is told to measure."""
+    """Tells a worker what to measure."""
 
     bytes: int
     warmup: int
@@ -47,20 +47,20 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def length(self) -> int:
-        """Elements of the buffer."""
+        """The number of elements in the buffer."""
         return self.bytes // ITEM_BYTES
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker measured: the seconds of each iteration."""
+    """Sent by a worker: the seconds of each iteration."""
 
     seconds: list[float]
 
 
 class AllReduceRow(msgspec.Struct, frozen=True):
-    """One figure: how long an all-reduce of ``bytes`` takes in one system.
+    """The figures of one system at one size.
 
-    Bandwidths are in GB/s. ``vs_gloo`` says how many times faster than Gloo it is, None where Gloo was not measured.
+    Bandwidths are in GB/s. ``vs_gloo`` is how many times as fast as Gloo it is, or None if Gloo was not measured.
     """
 
     system: str
@@ -76,10 +76,10 @@ class AllReduceRow(msgspec.Struct, frozen=True):
 def schedule(
     systems: Sequence[AllReduceSystem], sizes: Sequence[int], rounds: int
 ) -> Iterator[tuple[int, Task, AllReduceSystem]]:
-    """Who measures what in which round.
+    """Yield the measurements in order: the round, the task and the system.
 
-    Systems take turns within every size of every round, so that a busy minute of the machine hits all of them, and
-    another one begins each round, so that none always follows the same one.
+    Systems take turns within every size of every round, so that a busy minute of the machine slows all of them. Each
+    round starts with another system, so that no system always runs after the same one.
     """
     for number in range(rounds):
         first = number % len(systems)
@@ -89,18 +89,18 @@ def schedule(
 
 
 def task(size_bytes: int) -> Task:
-    """As many iterations of a size as one round needs: many of the short, few of the long."""
+    """Return the task for one round at this size: many iterations of short buffers, few of long ones."""
     iterations = max(5, min(200, 2**28 // size_bytes))
     return Task(size_bytes, warmup=max(2, iterations // 10), iterations=iterations)
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """How long each iteration took: until the last rank had the result."""
+    """Return how long each iteration took, until the last rank had the result."""
     return [max(seconds) for seconds in zip(*by_rank, strict=True)]
 
 
 def rows(ranks: int, seconds: Mapping[tuple[int, AllReduceSystem], Sequence[float]]) -> list[AllReduceRow]:
-    """The figures, by size and in the order of ``seconds``, which has those of every iteration."""
+    """Return the figures by size, in the order of ``seconds``, which has the time of every iteration."""
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     return [
         _row(
@@ -116,12 +116,12 @@ def rows(ranks: int, seconds: Mapping[tuple[int, AllReduceSystem], Sequence[floa
 
 
 def baseline(table: Sequence[AllReduceRow]) -> str:
-    """With what a table compares: Gloo where it was measured, else the slowest of each size."""
+    """Return what a table compares with: Gloo if it was measured, otherwise the slowest system of each size."""
     return "gloo" if all(row.vs_gloo is not None for row in table) else "slowest"
 
 
 def cells(row: AllReduceRow, table: Sequence[AllReduceRow]) -> tuple[str, ...]:
-    """A line of the table for people: size, system, time, algorithm and bus bandwidth, ratio to the baseline."""
+    """Return a line of the table: size, system, time, algorithm and bus bandwidth, ratio to the baseline."""
     ratio = row.vs_gloo
     if ratio is None:
         ratio = max(other.median_s for other in table if other.bytes == row.bytes) / row.median_s

@@ -1,4 +1,4 @@
-"""The systems, each made to do the same: make a buffer, meet, and all-reduce."""
+"""All systems behind one interface: connect, make a buffer, wait for each other, all-reduce."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _CALL_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An all-reduce ready to be measured: it reads ``source`` and leaves the sum, or the mean, in ``result``."""
+    """An all-reduce ready to be measured. It reads ``source`` and writes the sum, or the mean, to ``result``."""
 
     source: Array
     result: Array
@@ -32,7 +32,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """One rank of a connected system; ``prepare`` makes the subject with a given number of f32 elements."""
+    """One rank of a connected system. ``prepare`` makes the all-reduce of a given number of f32 elements."""
 
     rank: int
     barrier: Callable[[], object]
@@ -40,7 +40,7 @@ class Connected:
 
 
 def join(system: AllReduceSystem, rank: int, ranks: int, meeting: str) -> AbstractContextManager[Connected]:
-    """Become a member of ``system``.
+    """Connect to the other ranks of ``system``.
 
     ``meeting`` is where its ranks find each other: the coordinator's address, or the file that Gloo meets in. Under
     Open MPI, mpirun says which rank this is and who the others are.
@@ -77,7 +77,7 @@ def _subject(group: Group, system: AllReduceSystem, length: int) -> Subject:
 
 
 def _reduce_through_root(group: Group, array: Array) -> None:
-    """The plan that no group chooses by itself."""
+    """Run the plan that sends everything through rank 0, which no group chooses by itself."""
     call = collectives.Call(
         Signature(Collective.ALL_REDUCE, DType.F32, len(array), ReduceOp.SUM), 0, Deadline.after(_CALL_S)
     )

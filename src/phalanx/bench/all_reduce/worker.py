@@ -1,4 +1,4 @@
-"""One rank of one system: does the tasks that the driver sends, until the driver hangs up."""
+"""One rank of one system. It does the tasks that the driver sends, until the driver disconnects."""
 
 import argparse
 import functools
@@ -14,7 +14,7 @@ from phalanx.transport import parse_address
 
 
 def main() -> None:
-    """Join the system that the command line names, and serve its driver."""
+    """Connect to the system that the command line names, and do the driver's tasks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--system", type=AllReduceSystem, required=True)
     parser.add_argument("--rank", type=int, default=0)
@@ -30,9 +30,9 @@ def main() -> None:
 
 
 def serve(member: Connected, ranks: int, driver: socket.socket) -> None:
-    """Answer every task with the times of this rank; while there is none, wait without using the processor."""
+    """Answer every task with the times of this rank. Between tasks, wait without using the processor."""
 
-    @functools.cache  # buffers are kept: making them is not what is measured
+    @functools.cache  # buffers are reused, because making them is not measured
     def checked(length: int) -> Subject:
         subject = member.prepare(length)
         check(subject, member, ranks)
@@ -59,9 +59,9 @@ def check(subject: Subject, member: Connected, ranks: int) -> None:
 
 
 def measure(subject: Subject, member: Connected, task: Task) -> list[float]:
-    """The seconds of each iteration, those of the warm-up left out.
+    """Return the seconds of each iteration after the warm-up.
 
-    All ranks have filled their buffers and met before the clock starts, so nobody's lateness is measured.
+    All ranks fill their buffers and wait for each other before the clock starts, so a late rank is not measured.
     """
     seconds = []
     for _ in range(task.warmup + task.iterations):

@@ -1,4 +1,4 @@
-"""The training that ``phalanx bench step`` and ``phalanx bench zero`` measure, and having workers do it."""
+"""Starts workers that train for a benchmark, and collects what they measured."""
 
 import importlib.metadata
 import tempfile
@@ -19,7 +19,7 @@ _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What workers are told: to take ``rounds`` steps in each system, on ``batch`` sequences of ``tokens`` each."""
+    """Tells workers to take ``rounds`` steps in each system, on ``batch`` sequences of ``tokens`` tokens each."""
 
     systems: tuple[str, ...]
     ranks: int
@@ -33,19 +33,19 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         make_config(self.width)
 
     def describe(self, parameters: int) -> str:
-        """A step, in words."""
+        """Return a title for a table of such steps."""
         return f"training step, {parameters / 1e6:.1f} M parameters, {self.batch} x {self.tokens} tokens a worker"
 
 
 class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What workers answer: the seconds of the slowest rank, step by step, in each system; and the model's size."""
+    """The workers' answer: the seconds of the slowest rank for every step of each system, and the model's size."""
 
     parameters: int
     seconds: dict[str, list[float]]
 
 
 def make_config(width: int) -> ModelConfig:
-    """A transformer of six blocks, with heads of 64; 384 wide it has about 11 M parameters."""
+    """Return a transformer of six blocks with heads of width 64. With width 384 it has about 11 M parameters."""
     if width < 64 or width % 64:
         raise ConfigError(f"the model's width is a multiple of 64, not {width}")
     return ModelConfig(layers=6, width=width, heads=width // 64, kv_heads=width // 64, hidden=width * 8 // 3)
@@ -69,10 +69,10 @@ def drive(
         status = run(program)
         out = Path(folder) / ANSWER
         if status or not out.exists():
-            raise SystemExit(status or 1)  # the launcher has said why
+            raise SystemExit(status or 1)  # the launcher has printed why
         return msgspec.json.decode(out.read_bytes(), type=answer)
 
 
 def describe_machine(ranks: int) -> str:
-    """On what was measured, in words."""
+    """Return a line about the machine and the libraries."""
     return f"{ranks} workers of one thread on {usable_cpus()} cores, torch {importlib.metadata.version('torch')}"

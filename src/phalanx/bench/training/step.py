@@ -1,4 +1,4 @@
-"""What ``phalanx bench step`` measures, and what its figures mean: decided here, done in ``step_worker``."""
+"""What ``phalanx bench step`` measures, and its figures. The workers run ``step_worker``."""
 
 import statistics
 from enum import Enum
@@ -15,17 +15,17 @@ class StepSystem(Enum):
     """A way to take a training step on several ranks."""
 
     ENGINE = "engine"
-    """Exact lanes, one for each worker."""
+    """``phalanx.parallel.Engine``, with one lane for each worker."""
     DATA_PARALLEL = "data-parallel"
     """``phalanx.parallel.DataParallel``."""
     DDP_GLOO = "ddp-gloo"
     """torch's DistributedDataParallel over Gloo."""
     NO_EXCHANGE = "no-exchange"
-    """The same processes, each for itself."""
+    """The same processes without any exchange."""
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """The figures of one system: the median step, and what it costs over one without exchange, if that was measured."""
+    """The figures of one system: the median step, and its overhead over no exchange, if that was measured."""
 
     system: str
     ranks: int
@@ -40,7 +40,7 @@ def measure_steps(training: Training) -> list[StepRow]:
 
 
 def rows(turns: Turns, ranks: int) -> list[StepRow]:
-    """One row for each system."""
+    """Return a row for each system."""
     medians = {system: statistics.median(each) for system, each in turns.seconds.items()}
     base = medians.get(StepSystem.NO_EXCHANGE.value)
     return [

@@ -1,4 +1,4 @@
-"""One rank of ``phalanx bench step``: takes the same steps in every system, in turn, and notes how long they take."""
+"""One rank of ``phalanx bench step``: takes the same steps in every system in turn, and times them."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _prepare(system: StepSystem, group: Group, training: Training) -> Step:
-    """A step of this system, over a model and an optimizer of its own; they are alike in all systems."""
+    """Return a step of this system with its own model and optimizer, which start equal in all systems."""
     model = make_model(make_config(training.width))
     make_optimizer = partial(torch.optim.AdamW, lr=1e-3, fused=training.is_fused)
     match system:

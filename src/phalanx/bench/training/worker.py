@@ -1,4 +1,4 @@
-"""Taking training steps in several systems, in turn, in the same processes: what the workers have in common."""
+"""What all workers that train for a benchmark do: read the task, take steps in every system in turn, answer."""
 
 import gc
 import sys
@@ -26,20 +26,20 @@ _WARMUP = 3
 
 
 def read_command(kind: type[_Task]) -> tuple[_Task, Path]:
-    """Return what this worker is told, and the folder in which the ranks meet and answer."""
+    """Return the task of this worker, and the folder through which the ranks meet and answer."""
     words, folder = sys.argv[1:]
     return msgspec.json.decode(words, type=kind), Path(folder)
 
 
 def answer(value: msgspec.Struct, group: Group, folder: Path) -> None:
-    """Leave what was measured for the driver; rank 0 does."""
+    """Write the answer for the driver, on rank 0."""
     if group.rank == 0:
         (folder / ANSWER).write_bytes(msgspec.json.encode(value))
 
 
 @contextmanager
 def gloo(group: Group, folder: Path, *, is_wanted: bool) -> Iterator[None]:
-    """A process group of torch over Gloo, of the same ranks; or nothing. No model of torch's DDP may outlive it."""
+    """Make a torch process group over Gloo of the same ranks, if wanted. No DDP model may outlive it."""
     if not is_wanted:
         yield
         return
@@ -48,25 +48,25 @@ def gloo(group: Group, folder: Path, *, is_wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # A model that goes after the group ends Gloo's threads while it holds the GIL, for which one of them may wait.
+        # A model destroyed later would join Gloo's threads while it holds the GIL, for which one of them may wait.
         gc.collect()
         distributed.destroy_process_group()
 
 
 def make_model(config: ModelConfig) -> Transformer:
-    """The same model on every rank and in every system."""
+    """Return a model, the same on every rank and in every system."""
     torch.manual_seed(0)
     return Transformer(config, _VOCABULARY)
 
 
 def make_batch(number: int, group: Group, training: Training) -> torch.Tensor:
-    """What this rank trains on in step ``number``, in every system."""
+    """Return the batch of this rank for step ``number``, the same in every system."""
     random = torch.Generator().manual_seed(number * group.size + group.rank)
     return torch.randint(_VOCABULARY, (training.batch, training.tokens + 1), generator=random)
 
 
 def plain_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """A step as most people write it."""
+    """Return a training step as most people write it."""
 
     def step(batch: torch.Tensor) -> None:
         loss(model, batch).backward()

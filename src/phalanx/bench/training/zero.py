@@ -1,4 +1,4 @@
-"""What ``phalanx bench zero`` measures, and what its figures mean: decided here, done in ``zero_worker``."""
+"""What ``phalanx bench zero`` measures, and its figures. Workers run ``zero_worker``, then ``zero_memory``."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ class ZeroSystem(Enum):
     ZERO = "zero"
     """``phalanx.parallel.ZeroOptimizer`` over ``DataParallel``."""
     FULL = "full"
-    """All of it on every rank: torch's AdamW over ``DataParallel``."""
+    """The full state on every rank: torch's AdamW over ``DataParallel``."""
     TORCH_ZERO = "torch-zero"
     """torch's ZeroRedundancyOptimizer and DistributedDataParallel over Gloo."""
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a system needs on the rank that needs most: for the optimizer's state, and at its peak for everything."""
+    """The memory of the rank that needs most: the optimizer's state, and the peak of everything."""
 
     state_bytes: int
     peak_bytes: int
@@ -46,14 +46,14 @@ class ZeroRow(msgspec.Struct, frozen=True):
 
 
 def measure_optimizers(training: Training) -> list[ZeroRow]:
-    """Start workers, time every system in turn and weigh each one alone, and return a row for each system."""
+    """Time all systems in turn, measure the memory of each one alone, and return a row for each system."""
     turns = drive("phalanx.bench.training.zero_worker", training, training.ranks, Turns)
-    memory = {name: _weigh(name, training) for name in training.systems}
+    memory = {name: _measure_memory(name, training) for name in training.systems}
     return rows(turns, memory, training.ranks)
 
 
 def rows(turns: Turns, memory: Mapping[str, Memory], ranks: int) -> list[ZeroRow]:
-    """One row for each system."""
+    """Return a row for each system."""
     return [
         ZeroRow(
             system=system,
@@ -68,7 +68,7 @@ def rows(turns: Turns, memory: Mapping[str, Memory], ranks: int) -> list[ZeroRow
 
 
 def cells(row: ZeroRow, table: Sequence[ZeroRow]) -> tuple[str, ...]:
-    """A line of the table for people: system, time, how many times as fast as torch-zero, state, peak."""
+    """Return a line of the table: system, time, how many times as fast as torch-zero, state, peak."""
     base = next((other.median_s for other in table if other.system == ZeroSystem.TORCH_ZERO.value), None)
     return (
         row.system,
@@ -79,6 +79,6 @@ def cells(row: ZeroRow, table: Sequence[ZeroRow]) -> tuple[str, ...]:
     )
 
 
-def _weigh(system: str, training: Training) -> Memory:
+def _measure_memory(system: str, training: Training) -> Memory:
     alone = msgspec.structs.replace(training, systems=(system,))
     return drive("phalanx.bench.training.zero_memory", alone, training.ranks, Memory)

@@ -1,4 +1,4 @@
-"""One rank of ``phalanx bench zero``, for one system alone: takes a few steps, and notes what memory they need."""
+"""One rank of ``phalanx bench zero`` with one system alone: takes a few steps and measures their memory."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from phalanx.bench.training.zero_worker import prepare
 from phalanx.group import Group
 from phalanx.parallel import ZeroOptimizer
 
-_STEPS = 3  # the first makes the state; from the second on it is there beside the activations
+_STEPS = 3  # the first makes the state; from the second on, state and activations are there together
 
 
 def main() -> None:
@@ -25,14 +25,14 @@ def main() -> None:
     (name,) = training.systems
     system = ZeroSystem(name)
     with phalanx.connect() as group, gloo(group, folder, is_wanted=system is ZeroSystem.TORCH_ZERO):
-        answer(_weigh(system, group, training), group, folder)
+        answer(_measure(system, group, training), group, folder)
 
 
-def _weigh(system: ZeroSystem, group: Group, training: Training) -> Memory:
-    """The most that any rank needs, over what it had before the model was made."""
+def _measure(system: ZeroSystem, group: Group, training: Training) -> Memory:
+    """Return the most memory that any rank needs beyond what it had before the model was made."""
     small = msgspec.structs.replace(make_config(64), layers=1)
     first = plain_loop(*prepare(system, group, small, is_fused=training.is_fused))
-    first(make_batch(0, group, training))  # imports what torch imports when it is first used
+    first(make_batch(0, group, training))  # so that torch has imported what it imports at first use
     before_bytes = _resident_bytes("VmRSS")
     model, optimizer = prepare(system, group, make_config(training.width), is_fused=training.is_fused)
     step = plain_loop(model, optimizer)
@@ -44,7 +44,7 @@ def _weigh(system: ZeroSystem, group: Group, training: Training) -> Memory:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """The bytes of the state that is on this rank, counted in the tensors that are there."""
+    """Return the bytes of the optimizer state on this rank."""
     if isinstance(optimizer, ZeroOptimizer):
         return optimizer.state_bytes()
     kept = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
@@ -52,7 +52,7 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _resident_bytes(field: str) -> int:
-    """Memory of this process that is resident (VmRSS), or was at its peak (VmHWM)."""
+    """Return the resident memory of this process: now (VmRSS) or at its peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields[field].removesuffix("kB")) * 1024

@@ -1,4 +1,4 @@
-"""One rank of ``phalanx bench zero``: takes the same steps in every system, in turn, and notes how long they take."""
+"""One rank of ``phalanx bench zero``: takes the same steps in every system in turn, and times them."""
 
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -30,7 +30,7 @@ def main() -> None:
 def prepare(
     system: ZeroSystem, group: Group, config: ModelConfig, *, is_fused: bool
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model and an optimizer of this system's own; they are alike in all systems."""
+    """Return a model and an optimizer for this system. They start equal in all systems."""
     model = make_model(config)
     model = DistributedDataParallel(model) if system is ZeroSystem.TORCH_ZERO else DataParallel(model, group)
     adamw = torch.optim.AdamW

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors files and a manifest of their hashes, written so that there is always a whole one."""
+"""Checkpoints: safetensors files and a manifest of their hashes, written so that a complete one is always there."""
 
 from phalanx.train.checkpoint.describe import Amount, Description, describe_checkpoint
 from phalanx.train.checkpoint.merge import merge_shards

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, in figures."""
+"""How much is in a checkpoint."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from phalanx.train.checkpoint.store import read_files
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """How much some tensors are."""
+    """The size of some tensors."""
 
     tensors: int
     elements: int
@@ -19,20 +19,20 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A checkpoint in figures."""
+    """How much is in a checkpoint, by file and by key of the optimizer's state."""
 
     step: int
     workers: int
-    """How many wrote it: as many as there are shards, or one."""
+    """How many workers wrote it: as many as there are shards, or one."""
     files: dict[str, Amount]
-    """Each file with the bytes that it has on the disk."""
+    """Each file, with its bytes on the disk."""
     parameters: Amount
     state: dict[str, Amount]
-    """What the optimizer keeps under each key; the spans of one parameter count as one tensor."""
+    """The optimizer's state by key. The shards of one parameter count as one tensor."""
 
 
 def describe_checkpoint(path: Path) -> Description:
-    """Count what is in a checkpoint, which must be whole."""
+    """Return how much is in a checkpoint, which must be complete."""
     manifest, sets = read_files(path)
     return Description(
         step=manifest.step,

@@ -1,4 +1,4 @@
-"""A checkpoint that is being written: all of it beside where it will be, until it is whole."""
+"""A checkpoint that is being written, under a temporary name until it is complete."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ Facts = Mapping[str, Any]  # Any: what JSON can hold has no better type
 
 
 def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts) -> Path:
-    """Write a checkpoint to the disk; return its directory. If that fails, nothing of it stays."""
+    """Write a checkpoint to the disk and return its directory. If that fails, nothing of it stays."""
     draft = Draft(folder, step)
     try:
         draft.begin()
@@ -31,7 +31,7 @@ def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts) -
 
 
 class Draft:
-    """The files of a checkpoint to be, in ``path``, which is no checkpoint's name; it becomes ``target``."""
+    """An unfinished checkpoint in the directory ``path``, which ``finish`` renames to ``target``."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder = folder
@@ -40,14 +40,14 @@ class Draft:
         self.path = folder / f".{self.target.name}.new"
 
     def begin(self) -> None:
-        """Make the directory, when what processes that were killed have left is removed."""
+        """Make the directory, and remove what killed processes have left behind."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.glob(".step-*"):
             shutil.rmtree(path)
         self.path.mkdir()
 
     def write(self, files: Mapping[str, Sources], facts: Facts) -> dict[str, FileDigest]:
-        """Write facts, and a file for each set of tensors; what there must be of them in the manifest."""
+        """Write the facts and a file for each set of tensors, and return their digests for the manifest."""
         text = msgspec.json.format(msgspec.json.encode(facts))
         entries = {FACTS: write_file(self.path / FACTS, [text])}
         for name, tensors in files.items():
@@ -55,7 +55,7 @@ class Draft:
         return entries
 
     def finish(self, entries: dict[str, FileDigest]) -> None:
-        """Write the manifest and become the checkpoint, unless there is a whole one with the same tensors."""
+        """Write the manifest and become the checkpoint, unless a complete one with the same tensors exists."""
         manifest = Manifest(step=self.step, files=entries)
         write_file(self.path / MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])
         _sync(self.path)
@@ -71,14 +71,14 @@ class Draft:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def refusal(self, error: OSError, rank: int | None = None) -> ConfigError:
-        """The error that says why it cannot be written, and by whom if several write it."""
+        """Return the error that says why the checkpoint cannot be written, and on which rank if several write."""
         who = "" if rank is None else f"rank {rank} "
-        words = f"{who}cannot write checkpoint {self.target}: {error.strerror}; earlier checkpoints are as they were"
-        return ConfigError(f"{words}: make room, or see that {self.folder} can be written to")
+        words = f"{who}cannot write checkpoint {self.target}: {error.strerror}; earlier checkpoints are unchanged"
+        return ConfigError(f"{words}: free some space, or make {self.folder} writable")
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint so that no half of it is ever taken for one."""
+    """Remove a checkpoint. It is renamed first, so that half of it is never taken for a checkpoint."""
     aside = path.with_name(f".{path.name}.old")
     try:
         path.rename(aside)
@@ -88,7 +88,7 @@ def remove(path: Path) -> None:
 
 
 def _has_tensors(path: Path, manifest: Manifest) -> bool:
-    """Whether there is a whole checkpoint with the tensors of that manifest."""
+    """Return whether there is a complete checkpoint with the tensors of that manifest."""
     try:
         files = check(path).files
     except ConfigError:
@@ -97,7 +97,7 @@ def _has_tensors(path: Path, manifest: Manifest) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """See that the names in a folder outlive a crash of the machine."""
+    """Write the names in a folder to the disk, so that they survive a crash of the machine."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

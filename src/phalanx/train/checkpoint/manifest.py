@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: the files that it must have, and their hashes."""
+"""The manifest of a checkpoint: its files and their hashes."""
 
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ _FORMAT = 1
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a checkpoint must consist of."""
+    """The files that a checkpoint must have."""
 
     format: int = _FORMAT
     step: int
@@ -27,7 +27,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def check(path: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all as it says; else a ConfigError that names one that is not."""
+    """Return the manifest of a checkpoint after checking all its files. A ConfigError names the first bad one."""
     manifest = read_manifest(path)
     for name, entry in manifest.files.items():
         if damage := find_damage(path / name, entry):
@@ -38,25 +38,25 @@ def check(path: Path) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint, whatever its files are like."""
+    """Return the manifest of a checkpoint without checking the files."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
         raise damaged(path, f"{MANIFEST} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise damaged(path, f"{MANIFEST} is altered, cut short or of another version of Phalanx") from error
+        raise damaged(path, f"{MANIFEST} is altered, truncated or from another version of Phalanx") from error
     if path.name != f"step-{manifest.step:08}":
-        raise damaged(path, f"{MANIFEST} is that of step {manifest.step}")
+        raise damaged(path, f"{MANIFEST} belongs to step {manifest.step}")
     return manifest
 
 
 def damaged(path: Path, words: str) -> ConfigError:
-    """The error that says what is wrong with a checkpoint."""
+    """Return the error that says what is wrong with a checkpoint."""
     return ConfigError(f"checkpoint {path} is damaged: {words}")
 
 
 def _find_unlisted(path: Path, manifest: Manifest) -> str | None:
-    """A shard that the manifest does not have, though it or the directory has some of its set."""
+    """Return a shard file that is missing from the manifest although other shards of the same set are listed."""
     shards = list_shards([*manifest.files, *(each.name for each in path.iterdir())])
     expected = {(shard.name, shard.size) for shard in shards}
     wanted = (ShardFile(name, rank, size) for name, size in sorted(expected) for rank in range(size))

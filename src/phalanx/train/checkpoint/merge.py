@@ -1,4 +1,4 @@
-"""Making a checkpoint whole that was written in shards."""
+"""Merging the shards of a checkpoint into one file."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from phalanx.train.checkpoint.tensor_file import JoinedTensor
 
 
 def merge_shards(path: Path, out: Path) -> Path:
-    """Write a checkpoint into the folder ``out`` as ``save`` does when nothing is in shards; return its directory.
+    """Write a checkpoint into the folder ``out`` as if it had been saved without shards, and return its directory.
 
-    Shards go from file to file as they are mapped: no tensor is put together in memory.
+    The shards are copied from file to file: no tensor is assembled in memory.
     """
     if (out / path.name).exists():
-        raise ConfigError(f"{out / path.name} is there already: name another folder")
+        raise ConfigError(f"{out / path.name} exists already: name another folder")
     found = load(path)
     model = found.files.get("model", {})
     sharded = {shard.name for shard in list_shards(read_manifest(path).files)}
@@ -28,7 +28,7 @@ def merge_shards(path: Path, out: Path) -> Path:
 
 
 def _join(state: Tensors, model: Tensors) -> Sources:
-    """The state with each parameter's spans in one, of that parameter's shape; flat, if the model does not have it."""
+    """Return the state with the shards of each parameter joined in its shape, or flat if the model lacks it."""
     files: dict[str, torch.Tensor | JoinedTensor] = {
         text: each for text, each in state.items() if not parse_label(text).span
     }

@@ -1,4 +1,4 @@
-"""The files of a set of shards: their names, and whether what is in them fits together."""
+"""The files of a set of shards: their names, and checks that the shards fit together."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class ShardFile(NamedTuple):
-    """The file of the shard that ``rank`` of ``size`` wrote of the set ``name``."""
+    """The file with the shard of set ``name`` that rank ``rank`` of ``size`` wrote."""
 
     name: str
     rank: int
@@ -27,13 +27,13 @@ class ShardFile(NamedTuple):
 
 
 def list_shards(files: Iterable[str]) -> list[ShardFile]:
-    """Those of some names of files that are shards'."""
+    """Return the files that hold shards, by their names."""
     matches = (_SHARD.fullmatch(file) for file in files)
     return [ShardFile(matched[1], int(matched[2]), int(matched[3])) for matched in matches if matched]
 
 
 class Span(NamedTuple):
-    """Some elements of what is kept for each element of a parameter."""
+    """A range of the state that an optimizer keeps for each element of a parameter."""
 
     start: int
     stop: int
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 def collect_spans(state: Tensors) -> dict[Label, list[Span]]:
-    """All that is kept in spans, by its label without them, each in the order of its elements."""
+    """Return the state that is kept in spans, by label without the span, in the order of elements."""
     found: dict[Label, list[Span]] = {}
     for text, tensor in state.items():
         label = parse_label(text)
@@ -51,27 +51,27 @@ def collect_spans(state: Tensors) -> dict[Label, list[Span]]:
 
 
 def unite(shards: Mapping[str, Tensors]) -> dict[str, torch.Tensor]:
-    """The tensors of a set's files, by label."""
+    """Return the tensors of all files of a set, by label."""
     return {text: tensor for tensors in shards.values() for text, tensor in tensors.items()}
 
 
 def find_misfit(shards: Mapping[str, Tensors], model: Tensors) -> str | None:
-    """What does not fit together in a set of shards, by file: labels that disagree, elements that nobody has or two.
+    """Return what is wrong with a set of shards (by file), or None: labels that disagree, elements missing or doubled.
 
-    ``model`` has the parameters, whose sizes decide how many elements there must be.
+    ``model`` has the parameters, whose sizes say how many elements there must be.
     """
     state: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
     for file, tensors in shards.items():
         for text, tensor in tensors.items():
             if text in state and parse_label(text).span:
-                return f"{text} is both in {origin[text]} and in {file}"
+                return f"{text} is in both {origin[text]} and {file}"
             if text in state and not _is_same(state[text], tensor):
-                return f"{text} is not the same in {origin[text]} and in {file}"
+                return f"{text} differs between {origin[text]} and {file}"
             state[text], origin[text] = tensor, file
     for label, spans in collect_spans(state).items():
         if str(label) in state:
-            return f"{label} is there whole and in spans"
+            return f"{label} is stored both whole and in spans"
         if misfit := _find_gap(label, spans, model) or _find_odd(label, spans):
             return misfit
     return None
@@ -84,7 +84,9 @@ def _find_gap(label: Label, spans: list[Span], model: Tensors) -> str | None:
         if before < after:
             return f"elements {before} to {after - 1} of {label} are missing"
         if before > after:
-            return f"elements {after} to {before - 1} of {label} are there twice, or its parameter has none such"
+            return (
+                f"elements {after} to {before - 1} of {label} are stored twice, or lie beyond the end of the parameter"
+            )
     return None
 
 
@@ -96,7 +98,7 @@ def _find_odd(label: Label, spans: list[Span]) -> str | None:
 
 
 def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same bits, even if these are no numbers."""
+    """Return whether two tensors have the same bits, NaN included."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
     return bool(torch.equal(first.reshape(-1).view(torch.uint8), second.reshape(-1).view(torch.uint8)))

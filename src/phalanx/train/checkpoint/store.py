@@ -23,9 +23,9 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that a run needs to go on after ``step`` steps.
+    """Everything a run needs to continue after ``step`` steps.
 
-    ``files`` are named sets of tensors, such as "model" and "optimizer". ``facts`` are whatever JSON can hold.
+    ``files`` are named sets of tensors, such as "model" and "optimizer". ``facts`` is anything that JSON can hold.
     """
 
     step: int
@@ -34,23 +34,23 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if msgspec.json.decode(msgspec.json.encode(self.facts)) != self.facts:
-            raise ConfigError(f"facts of a checkpoint must come back from JSON as they were, unlike {self.facts}")
+            raise ConfigError(f"the facts of a checkpoint must be equal after a round trip through JSON: {self.facts}")
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write the checkpoint to the disk; return its directory.
 
-    All is written beside it, under a name that is no checkpoint's, and renamed at the end. If that fails, nothing of
-    it stays. A whole checkpoint that has the same tensors at the same step stays as it is; any other is replaced.
+    The files are written under a temporary name beside it, which is renamed at the end. If that fails, nothing stays.
+    A complete checkpoint of the same step with the same tensors is kept as it is; any other is replaced.
     """
     return write(folder, checkpoint.step, checkpoint.files, checkpoint.facts)
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint, once every file is found to be as long and to have the hash that its manifest says.
+    """Read a checkpoint after checking the size and the hash of every file. A damaged checkpoint is a ConfigError.
 
-    The tensors are on the CPU, and mapped from the files, which may be removed. Of a set that was written in shards
-    it has the labels of all. One that is not whole is a ConfigError.
+    The tensors are on the CPU and mapped from the files, which may be removed meanwhile. A set that was written in
+    shards comes back as one set with the labels of all shards.
     """
     manifest, sets = read_files(path)
     files = {name: unite(shards) for name, shards in sets.items()}
@@ -58,7 +58,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_files(path: Path) -> tuple[Manifest, dict[str, dict[str, Tensors]]]:
-    """The manifest and the tensors of a checkpoint that is whole, by set and then by file: a set may be in shards."""
+    """Return the manifest and the tensors of a complete checkpoint, by set and then by file (one for each shard)."""
     manifest = check(path)
     sets: dict[str, dict[str, Tensors]] = {}
     shards = {str(shard): shard.name for shard in list_shards(manifest.files)}
@@ -75,11 +75,11 @@ def read_files(path: Path) -> tuple[Manifest, dict[str, dict[str, Tensors]]]:
 def load_for_resume(folder: Path, step: int | None = None) -> Checkpoint:
     """Read the checkpoint of that step, or the latest.
 
-    If it is not whole, the ConfigError names an earlier one that is: people decide whether to lose the steps between.
+    If it is damaged, the ConfigError names an earlier complete one: people decide whether to lose the steps between.
     """
     found = _find(folder)
     if not found:
-        raise ConfigError(f"there is no checkpoint in {folder} to go on from: start again without --resume")
+        raise ConfigError(f"there is no checkpoint in {folder} to resume from: start again without --resume")
     wanted = max(found) if step is None else step
     if wanted not in found:
         steps = ", ".join(map(str, found))
@@ -89,13 +89,13 @@ def load_for_resume(folder: Path, step: int | None = None) -> Checkpoint:
     except ConfigError as error:
         whole = _find_whole(path for number, path in found.items() if number < wanted)
         if whole is None:
-            raise ConfigError(f"{error}; no earlier one is whole: start again without --resume") from error
+            raise ConfigError(f"{error}; no earlier one is complete: start again without --resume") from error
         offer = f"--resume {folder.parent} --from-step {_step_of(whole)}"
-        raise ConfigError(f"{error}; {whole.name} is whole: go on from it with {offer}") from error
+        raise ConfigError(f"{error}; {whole.name} is complete: resume from it with {offer}") from error
 
 
 def list_checkpoints(path: Path) -> list[Path]:
-    """The checkpoints that a path means, in the order of their steps: itself, or those of a run, or in a folder."""
+    """Return the checkpoints at a path by step: the path itself, or those of a run, or those in a folder."""
     itself = path.resolve()
     if not itself.is_dir():
         raise ConfigError(f"there is no directory {path}: name a checkpoint, or a run that has some")
@@ -109,7 +109,7 @@ def list_checkpoints(path: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int, best_step: int | None = None) -> None:
-    """Remove all checkpoints but the last ``keep`` and the one of ``best_step``."""
+    """Remove all checkpoints except the last ``keep`` and the one of ``best_step``."""
     if keep < 1:
         raise ConfigError(f"at least 1 checkpoint must be kept, not {keep}")
     found = _find(folder)
@@ -119,14 +119,14 @@ def prune(folder: Path, keep: int, best_step: int | None = None) -> None:
 
 
 def cut(folder: Path, step: int) -> None:
-    """Remove the checkpoints after ``step``: a run that goes on from there will write them again."""
+    """Remove the checkpoints after ``step``: a run that resumes there writes them again."""
     for number, path in _find(folder).items():
         if number > step:
             remove(path)
 
 
 def _find(folder: Path) -> dict[int, Path]:
-    """All checkpoints by step, in order."""
+    """Return all checkpoints by step, in order."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return dict(sorted((_step_of(path), path) for path in paths if _NAME.fullmatch(path.name) and path.is_dir()))
 
@@ -136,7 +136,7 @@ def _step_of(path: Path) -> int:
 
 
 def _find_whole(paths: Iterable[Path]) -> Path | None:
-    """The last of some paths, in order, at which there is a whole checkpoint."""
+    """Return the last of some paths, in order, that is a complete checkpoint."""
     for path in reversed(list(paths)):
         with suppress(ConfigError):
             read_files(path)

@@ -1,4 +1,4 @@
-"""Files of tensors, in the format of safetensors: written once, hashed on the way."""
+"""Writing files of tensors in the safetensors format, and hashing them on the way."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ _DTYPES = {
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file must be."""
+    """The size and the hash of a file."""
 
     sha256: str
     size_bytes: int
@@ -33,14 +33,14 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class JoinedTensor:
-    """A tensor of this shape, whose elements lie in several others of one type, one after the other."""
+    """A tensor of this shape whose elements are those of ``parts``, one after the other, all of one type."""
 
     shape: Sequence[int]
     parts: Sequence[torch.Tensor]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> FileDigest:
-    """Write a new file of tensors to the disk, copying one at a time to the CPU."""
+    """Write a new file of tensors to the disk. Only one tensor at a time is copied to the CPU."""
     return write_file(path, _encode(tensors))
 
 
@@ -57,29 +57,29 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
 
 
 def find_damage(path: Path, entry: FileDigest) -> str | None:
-    """What is wrong with a file, if it is not what its entry says."""
+    """Return what is wrong with a file, or None if it has the size and the hash of ``entry``."""
     try:
         with path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != entry.size_bytes:
-                return f"has {size_bytes} bytes and not the {entry.size_bytes} that its manifest.json says"
+                return f"has {size_bytes} bytes instead of the {entry.size_bytes} in manifest.json"
             if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
-                return "has other bytes than its manifest.json says"
+                return "does not have the hash in manifest.json"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None
 
 
 def _encode(tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file.
+    """Yield the bytes of a safetensors file.
 
-    The library's own writer needs contiguous copies of all at once, and hides why the system refused a write.
+    The library's own writer needs contiguous copies of all tensors at once, and hides why a write failed.
     """
     joined = {
         name: each if isinstance(each, JoinedTensor) else JoinedTensor(each.shape, [each])
         for name, each in tensors.items()
     }
-    names = sorted(joined, key=lambda name: (-joined[name].parts[0].element_size(), name))  # so all are aligned
+    names = sorted(joined, key=lambda name: (-joined[name].parts[0].element_size(), name))  # aligns all of them
     header, end_bytes = {}, 0
     for name in names:
         shape, parts = joined[name].shape, joined[name].parts

@@ -1,4 +1,4 @@
-"""Saving a checkpoint together: every rank writes its own shard, and rank 0 all else."""
+"""Saving a checkpoint together: every rank writes its own shard, and rank 0 everything else."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ _ONE_FOLDER = "all ranks must see one folder"
 
 
 class SavingGroup(Protocol):
-    """Ranks that can tell each other numbers, as those of a group."""
+    """The ranks that save together. A ``Group`` is one."""
 
     @property
     def rank(self) -> int:
@@ -30,7 +30,7 @@ class SavingGroup(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def all_reduce(self, array: Array) -> object:
         """Replace an array by the sum of all ranks' arrays."""
@@ -44,11 +44,11 @@ def save_together(
     *,
     name: str = "optimizer",
 ) -> Path:
-    """Write a checkpoint whose set ``name`` is in shards, one of each rank; return its directory. All ranks call it.
+    """Write a checkpoint whose set ``name`` is in shards, one for each rank, and return its directory.
 
-    Of ``checkpoint``, only rank 0's files and facts are written, beside where it will be, as ``save`` does. It is there
-    when this returns. If a rank cannot write, all of them raise ConfigError, and nothing stays. A rank that dies
-    leaves at most what the next call removes.
+    All ranks call this. Rank 0 also writes the files and facts of its ``checkpoint``; those of other ranks are
+    ignored. The checkpoint is complete when this returns. If a rank cannot write, all ranks raise ConfigError and
+    nothing stays. A rank that dies may leave a draft, which the next call removes.
     """
     if group.size == 1:
         return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
@@ -81,10 +81,10 @@ def save_together(
 
 
 def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Draft) -> list[FileDigest]:
-    """What every rank has written, when all have; ConfigError on all of them if the system refused it to one.
+    """Call ``act`` on all ranks and return the digests of the files they wrote. If one fails, all raise ConfigError.
 
-    Ranks that failed tell the others, rather than leave them waiting, so that nobody writes any more when rank 0
-    removes the draft.
+    A rank that failed tells the others instead of leaving them waiting, so nobody writes any more when rank 0 removes
+    the draft.
     """
     table = np.zeros((group.size, 2 + _HASH_BYTES))
     cause: OSError | ConfigError | None = None
@@ -98,7 +98,10 @@ def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Dra
     if isinstance(cause, ConfigError):
         raise cause
     for rank, number in enumerate(table[:, 0].astype(int).tolist()):
-        if rank and number in (errno.ENOENT, errno.EEXIST):  # that directory is not there, or another, with files in it
+        if rank and number in (
+            errno.ENOENT,
+            errno.EEXIST,
+        ):  # the directory is missing, or is another one with files in it
             raise ConfigError(f"rank {rank} does not see the {draft.path} of rank 0: {_ONE_FOLDER}") from cause
         if number:
             raise draft.refusal(OSError(number, os.strerror(number)), rank) from cause
@@ -106,7 +109,7 @@ def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Dra
 
 
 def _check_visible(draft: Draft, written: Mapping[ShardFile, FileDigest], group: SavingGroup) -> None:
-    """Return if rank 0 sees all that was written; ConfigError on all ranks if it does not."""
+    """Raise ConfigError on all ranks unless rank 0 sees every shard."""
     is_missing = np.zeros(group.size)
     if group.rank == 0:
         for shard_file, entry in written.items():
