@@ -131,7 +131,7 @@ class TestErrors:
             ),
             (
                 ["127.0.0.1:0", "SCRIPT"],
-                "no coordinator listens on port 0: pass the port that it wrote when it was started",
+                "no coordinator listens on port 0: pass the port that it printed when it was started",
             ),
             (
                 ["127.0.0.1:1", "missing.py"],

@@ -88,11 +88,11 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["--from-step", "3"], "^--from-step says where to go on: pass --resume RUN_DIR too$"),
+            (["--from-step", "3"], "^--from-step says where to resume: pass --resume RUN_DIR too$"),
             (["none.toml"], "^cannot read none.toml: No such file or directory; name a config in TOML$"),
-            (["none.toml", "--resume", "run"], "^run has a config of its own: pass --set to change a key"),
+            (["none.toml", "--resume", "run"], "^run has its own config: pass --set to change a key"),
             (["--resume", "none"], "^there is no run in none: name a directory that phalanx train has made$"),
-            (["--resume", "run", "--run-dir", "other"], "^this run is kept in run: leave --run-dir out"),
+            (["--resume", "run", "--run-dir", "other"], "^this run is in run: leave out --run-dir"),
             (["--resume", "run", "--lanes", "4"], "^train.lanes=4 would change what this run is: "),
             (["--workers", "0"], "^run.workers must be at least 1, not 0$"),
         ],
@@ -111,7 +111,7 @@ class TestCommand:
         file = tmp_path / "config.toml"
         file.write_bytes(b"\xff\xfe")
 
-        with pytest.raises(ConfigError, match=f"^cannot read {file}: it is no text; name a config in TOML$"):
+        with pytest.raises(ConfigError, match=f"^cannot read {file}: it is not text; name a config in TOML$"):
             call(file)
 
 

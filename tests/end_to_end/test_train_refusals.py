@@ -91,10 +91,10 @@ def test_a_directory_with_something_in_it_is_not_used(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "this run is complete: its 20 steps are taken; pass --steps with more to go on"),
+        ([], "this run is complete: its 20 steps are taken; pass more --steps to continue"),
         (["--set", "train.lr=0.1"], "train.lr=0.1 would change what this run is: with --resume only run.*"),
         (["--seed", "3"], "train.seed=3 would change what this run is: "),
-        (["--run-dir", "other"], "this run is kept in {run}: leave --run-dir out"),
+        (["--run-dir", "other"], "this run is in {run}: leave out --run-dir"),
         (
             ["--steps", "30", "--from-step", "7"],
             "there is no checkpoint of step 7 in {run}/checkpoints: pass --from-step",

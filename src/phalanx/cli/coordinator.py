@@ -1,4 +1,4 @@
-"""``phalanx coordinator``, ``join`` and ``token``: a group on several machines."""
+"""``phalanx coordinator``, ``join`` and ``token``: run a group on several machines."""
 
 import logging
 import sys
@@ -26,14 +26,12 @@ _PATIENCE_S = 300.0  # as long as phalanx.connect() waits
 
 def coordinator(
     *,
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes any.")],
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes any free one.")],
     workers: Annotated[str, typer.Option(metavar="N|MIN:MAX", help="How many workers make a group.")],
     token_file: TokenFile = None,
     journal: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep what must not be forgotten in this file; go on from it if it exists.", show_default=False
-        ),
+        typer.Option(help="Record the run in this file; if it exists, continue that run.", show_default=False),
     ] = None,
     patience: Patience = None,
     stall: Stall = None,
@@ -41,13 +39,13 @@ def coordinator(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Say who is in the group, for workers on several machines.
+    """Run the coordinator of a group, for workers on several machines.
 
     Start it on a machine that all others can reach, then start workers
     with [bold]phalanx join[/bold]. It serves one group after another until Ctrl-C, or
     one run of steps until that is over.
-    Other machines can only come with a token: make one with
-    phalanx token > FILE and copy the file to all of them.
+    Other machines need a token: make one with phalanx token > FILE and copy the
+    file to all of them.
     """
     minimum, maximum = parse_workers(workers)
     patience_s, stall_s = read_times(patience, stall)
@@ -72,11 +70,13 @@ def coordinator(
 
 
 def join(
-    address: Annotated[str, typer.Argument(help="Where the coordinator is.", metavar="HOST:PORT", show_default=False)],
+    address: Annotated[
+        str, typer.Argument(help="The address of the coordinator.", metavar="HOST:PORT", show_default=False)
+    ],
     script: Annotated[str, typer.Argument(help="The Python script to run.", metavar="SCRIPT", show_default=False)],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Passed on to the script as they are.", metavar="ARGS", show_default=False),
+        typer.Argument(help="Passed to the script.", metavar="ARGS", show_default=False),
     ] = None,
     *,
     workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start here.")] = 1,
@@ -93,8 +93,8 @@ def join(
 ) -> None:
     """Start a script on workers of this machine that join a coordinator's group.
 
-    In the script, [bold]phalanx.connect()[/bold] returns the group of all of them, on
-    all machines. Two dashes stand between the options of phalanx and the script:
+    In the script, [bold]phalanx.connect()[/bold] returns the group of all workers on
+    all machines. Put two dashes between the options of phalanx and the script:
     phalanx join 10.0.0.5:7000 -n 2 --token-file FILE -- train.py --steps 100
     """
     patience_s, stall_s = read_times(patience, stall)
@@ -118,7 +118,7 @@ def join(
 
 
 def token() -> None:
-    """Make a token: keep it in a file that only you can read.
+    """Print a new token. Keep it in a file that only you can read.
 
     (umask 077; phalanx token > token), then copy that file to every machine.
     """
@@ -126,9 +126,9 @@ def token() -> None:
 
 
 def _wait_for_coordinator(where: Address, credentials: Credentials) -> None:
-    """Return when it answers, so that a wrong token or address is one line here and not a traceback of every worker."""
+    """Return when the coordinator answers. So a wrong token or address is one line here, not a traceback per worker."""
     if where.port == 0:
-        raise ConfigError("no coordinator listens on port 0: pass the port that it wrote when it was started")
+        raise ConfigError("no coordinator listens on port 0: pass the port that it printed when it was started")
     try:
         look(where, Deadline.after(_FIRST_LOOK_S), credentials)
     except ConnectError as error:
@@ -146,7 +146,7 @@ def _announce(address: Address, credentials: Credentials, terms: Terms) -> None:
 
 
 def _reachable(host: str) -> str:
-    """Where other machines find what listens on ``host``, as far as that is known."""
+    """Return an address of this machine for others to use, if one is known."""
     if not ip_address(host).is_unspecified:
         return host
     return next((each for each in own_hosts(LOOPBACK)[1:] if (":" in each) == (":" in host)), host)

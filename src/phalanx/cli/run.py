@@ -1,4 +1,4 @@
-"""``phalanx run``: a script of yours on several workers."""
+"""``phalanx run``: run a script on several workers."""
 
 import sys
 from typing import Annotated
@@ -16,7 +16,7 @@ def run(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Passed on to the script as they are, options too.", show_default=False, metavar="ARGS"),
+        typer.Argument(help="Passed to the script, options included.", show_default=False, metavar="ARGS"),
     ] = None,
     *,
     workers: Annotated[int, typer.Option("-n", "--workers", help="How many workers to start.")] = 2,
@@ -24,17 +24,17 @@ def run(
     over: Annotated[
         str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
     ] = "auto",
-    hosts: Annotated[int, typer.Option(help="Pretend that the workers are spread over so many machines.")] = 1,
+    hosts: Annotated[int, typer.Option(help="Pretend that the workers are on so many machines.")] = 1,
     patience: Patience = None,
     stall: Stall = None,
 ) -> None:
     """Start a script on several workers of this machine.
 
-    In the script, [bold]phalanx.connect()[/bold] returns the group of all of them.
-    Each line that they write gets its rank in front. When one fails, the
-    others are stopped; its traceback and its exit status come last.
+    In the script, [bold]phalanx.connect()[/bold] returns the group of all workers.
+    Each line of output is marked with its rank. When a worker fails, the others
+    are stopped, and phalanx ends with its traceback and its exit status.
 
-    Options of phalanx stand before the script, those of the script after it:
+    Options of phalanx come before the script, options of the script after it:
     phalanx run -n 4 train.py --steps 100
     """
     patience_s, stall_s = read_times(patience, stall)

@@ -18,7 +18,9 @@ from phalanx.wire import Standing, Status
 
 
 def status(
-    address: Annotated[str, typer.Argument(help="Where the coordinator is.", metavar="HOST:PORT", show_default=False)],
+    address: Annotated[
+        str, typer.Argument(help="The address of the coordinator.", metavar="HOST:PORT", show_default=False)
+    ],
     *,
     token_file: TokenFile = None,
     tls_cert: TlsCert = None,

@@ -24,42 +24,45 @@ from phalanx.train.data import Corpus, open_corpus
 from phalanx.train.rundir import RunDir, environment
 from phalanx.transport import Credentials, format_address, make_token
 
-_GRACE_S = 120.0  # for the step that is going on, and a checkpoint
+_GRACE_S = 120.0  # for the current step and a checkpoint
 _MAY_CHANGE = ("run.", "train.steps", "data.path")
 _INTERRUPTED = 130
-_STAR_S = 600.0  # as long as workers wait for each other
+_STAR_S = 600.0  # how long workers wait for each other
 
 
 def train(
     config_file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to train, and how; all has a default.")
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to train, and how. Every key has a default.")
     ] = None,
     *,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeat for more.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that share the work.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the lanes.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
     lanes: Annotated[int | None, typer.Option(help="Fixed fractions of a batch.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides first weights, order and dropout.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the first weights, the order of samples and dropout.")
+    ] = None,
     transport: Annotated[
-        Transport | None, typer.Option(help="What gradients travel through.", show_default=False)
+        Transport | None, typer.Option(help="How gradients are exchanged.", show_default=False)
     ] = None,
     zero: Annotated[
-        bool | None, typer.Option("--zero/--no-zero", help="Share the optimizer among workers.", show_default=False)
+        bool | None,
+        typer.Option("--zero/--no-zero", help="Share the optimizer state among workers (ZeRO-1).", show_default=False),
     ] = None,
-    device: Annotated[Device | None, typer.Option(help="What the model is computed on.", show_default=False)] = None,
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Where the run is kept.")] = None,
+    device: Annotated[Device | None, typer.Option(help="The device that the model is on.", show_default=False)] = None,
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="The directory of the run.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Go on with a run where its last checkpoint is.")
+        Path | None, typer.Option(metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
     ] = None,
     from_step: Annotated[
-        int | None, typer.Option("--from-step", help="With --resume: go on from the checkpoint of this step.")
+        int | None, typer.Option("--from-step", help="With --resume: continue from the checkpoint of this step.")
     ] = None,
-    show_config: Annotated[bool, typer.Option("--show-config", help="Print the config and train nothing.")] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the config and exit.")] = False,
     patience: Patience = None,
     stall: Stall = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print nothing but one last line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only one line of JSON at the end.")] = False,
 ) -> None:
     """Train a byte-level transformer, by default on the source of Python itself.
 
@@ -80,7 +83,7 @@ def train(
     settings += sets or []
     times = read_times(patience, stall)
     if resume is None and from_step is not None:
-        raise ConfigError("--from-step says where to go on: pass --resume RUN_DIR too")
+        raise ConfigError("--from-step says where to resume: pass --resume RUN_DIR too")
     old = None if resume is None else _reopen(resume, settings, config_file)
     config = parse_config(_read(old.config if old else config_file), settings)
     if show_config:
@@ -133,7 +136,7 @@ def _read(path: Path | None) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is no text"
+        words = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read {path}: {words}; name a config in TOML") from error
 
 
@@ -146,12 +149,12 @@ def _create(config: Config) -> RunDir:
 
 
 def _reopen(path: Path, settings: list[str], config_file: Path | None) -> RunDir:
-    """The run in a directory; ``settings`` must not make another run of it."""
+    """Return the run in a directory. ``settings`` may change only what leaves it the same run."""
     if config_file is not None:
-        raise ConfigError(f"{path} has a config of its own: pass --set to change a key, and no CONFIG.toml")
+        raise ConfigError(f"{path} has its own config: pass --set to change a key, and no CONFIG.toml")
     for setting in settings:
         if setting.startswith("run.directory"):
-            raise ConfigError(f"this run is kept in {path}: leave --run-dir out, or copy it and resume the copy")
+            raise ConfigError(f"this run is in {path}: leave out --run-dir, or copy the run and resume the copy")
         if not setting.startswith(_MAY_CHANGE):
             words = f"{setting} would change what this run is: with --resume only"
             raise ConfigError(f"{words} run.*, train.steps and data.path can be set")
@@ -159,14 +162,14 @@ def _reopen(path: Path, settings: list[str], config_file: Path | None) -> RunDir
 
 
 def _rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -> int:
-    """The step to go on with, when all that came after it is cut off; a run that cannot go on stays as it is."""
+    """Return the step to resume at, after removing everything later. A run that cannot resume stays unchanged."""
     from phalanx.train import checkpoint  # noqa: PLC0415 - it imports torch, which takes seconds
 
     found = checkpoint.load_for_resume(run.checkpoints, from_step)
     if found.facts["corpus"] != corpus.fingerprint():
-        raise ConfigError(f"{corpus.name} is not the text that this run was trained on: bring that back to go on")
+        raise ConfigError(f"{corpus.name} is not the text that this run was trained on: restore that text to resume")
     if found.step >= config.train.steps:
-        raise ConfigError(f"this run is complete: its {found.step} steps are taken; pass --steps with more to go on")
+        raise ConfigError(f"this run is complete: its {found.step} steps are taken; pass more --steps to continue")
     run.change_config(format_config(config))
     log.cut(run.steps, found.step)
     checkpoint.cut(run.checkpoints, found.step)
@@ -176,14 +179,14 @@ def _rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) 
 
 def _check_device(config: Config) -> None:
     if config.run.device is Device.CUDA:
-        from phalanx.train.loop import choose_device  # noqa: PLC0415 - only torch can say, after seconds
+        from phalanx.train.loop import choose_device  # noqa: PLC0415 - it imports torch, which takes seconds
 
         choose_device(config.run.device)
 
 
 @contextmanager
 def _star(config: Config, credentials: Credentials) -> Iterator[list[str]]:
-    """A gradient server beside the workers, if they are to go through one; what to tell them about it."""
+    """Run a gradient server if the config wants one, and yield the workers' arguments for it."""
     if config.run.transport is not Transport.STAR:
         yield []
         return
@@ -192,7 +195,7 @@ def _star(config: Config, credentials: Credentials) -> Iterator[list[str]]:
     ) as server:
 
         def serve() -> None:
-            with suppress(PhalanxError):  # workers that leave, or fail, say so themselves
+            with suppress(PhalanxError):  # workers report their own errors
                 server.wait_for_workers(_GRACE_S)
                 while True:
                     server.exchange_next()

@@ -1,4 +1,4 @@
-"""The workers of one run: starting them, passing on what they write, and seeing all of them to their end."""
+"""The workers of one run: starting them, printing their output, and ending all of them."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ from phalanx.launch.output import Lines, Tail, prefix, write_lines
 from phalanx.launch.verdict import End, first_failure
 from phalanx.transport import usable_cpus
 
-_LOOK_S = 0.05  # how often to look after workers that write nothing
+_LOOK_S = 0.05  # how often to check workers that print nothing
 _READ_BYTES = 1 << 16
-_GRACE_S = 2.0  # when one fails the others notice by themselves, and say more when they do
-_LAST_S = 3.0  # from being told to go until being killed
+_GRACE_S = 2.0  # when one fails, the others notice by themselves and report more
+_LAST_S = 3.0  # from the signal to stop until SIGKILL
 
 
 class Signals:
-    """The SIGINT and SIGTERM that come meanwhile: they are kept, and interrupt nothing."""
+    """Collects SIGINT and SIGTERM while the block runs, without interrupting anything."""
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
@@ -53,7 +53,7 @@ class Crew:
         self.ends: list[End] = []
         self._running: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
-        self._steps: list[tuple[float, signal.Signals]] = []  # when to send which signal to whoever is left
+        self._steps: list[tuple[float, signal.Signals]] = []  # when to send which signal to the workers that are left
         self._is_stopping = False
 
     def __enter__(self) -> Self:
@@ -70,7 +70,7 @@ class Crew:
         self._running.append(_Worker(launch, command, number, self._noun, self._size, self._selector))
 
     def work(self, signals: Signals) -> None:
-        """Pass on what workers write until all have ended. When one fails or a signal comes, make the others end."""
+        """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""
         heard = 0
         while self._running:
             for key, _ in self._selector.select(_LOOK_S):
@@ -99,7 +99,7 @@ class Crew:
 
 
 class _Worker:
-    """One worker's process, which leads a session of its own, and what it writes."""
+    """The process of one worker, which leads a session of its own, and its output."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that what it starts can be stopped with it
+            start_new_session=True,  # so that processes it starts can be stopped with it
         )
         assert self._process.stdout
         assert self._process.stderr
@@ -129,23 +129,23 @@ class _Worker:
         ]
 
     def poll(self) -> int | None:
-        """Its exit code, or minus the signal that killed it; None while it runs."""
+        """Return its exit code, or minus the signal that killed it; None while it runs."""
         return self._process.poll()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to it and whatever it started."""
+        """Send a signal to the worker and to the processes it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def finish(self) -> str:
-        """Kill what it left behind, pass on what is still unread, and return the end of its stderr."""
+        """Kill processes that it left behind, print its unread output, and return the end of its stderr."""
         self.send(signal.SIGKILL)
         for pipe in self._pipes:
             pipe.finish()
         return self._tail.text()
 
     def kill(self) -> None:
-        """End it at once; what it wrote is lost."""
+        """Kill it at once. Its unread output is lost."""
         self.send(signal.SIGKILL)
         self._process.wait()
         for pipe in self._pipes:
@@ -153,7 +153,7 @@ class _Worker:
 
 
 class _Pipe:
-    """What a worker writes to one of its streams, on its way to ours."""
+    """Copies one output stream of a worker to ours."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Pipe:
         self._lines = Lines()
 
     def pass_on_nowait(self) -> bool:
-        """Pass on what is there; whether there may be more."""
+        """Copy what is there, and return whether there may be more."""
         if self._source.closed:
             return False
         try:
@@ -189,14 +189,14 @@ class _Pipe:
         return True
 
     def finish(self) -> None:
-        """Pass on all that is there, and the last line even if it has no end."""
+        """Copy everything that is there, and the last line even if it has no line end."""
         while self.pass_on_nowait():
             pass
         write_lines(self._target, self._prefix, self._lines.end())
         self.close()
 
     def close(self) -> None:
-        """Read no more. Closing twice is harmless."""
+        """Stop reading. Closing twice is harmless."""
         if not self._source.closed:
             self._selector.unregister(self._source)
             self._source.close()

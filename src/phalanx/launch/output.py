@@ -1,20 +1,20 @@
-"""The output of several workers on one terminal: whole lines, each with its rank."""
+"""Printing the output of several workers: whole lines, each marked with its rank."""
 
 from typing import BinaryIO
 
 _LONGEST_LINE_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
-_COLOURS = (36, 33, 32, 35, 34, 31)  # of ANSI terminals, the best to read first
+_COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI colours, the most readable first
 
 
 class Lines:
-    """Bytes in as they come, whole lines out. A line that does not end is cut, so that it cannot fill the memory."""
+    """Turns bytes into whole lines. A very long line is cut, so that it cannot fill the memory."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are complete now, without their ends."""
+        """Return the lines that are complete now, without their line ends."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         while len(self._rest) >= _LONGEST_LINE_BYTES:
             whole.append(self._rest[:_LONGEST_LINE_BYTES])
@@ -22,28 +22,28 @@ class Lines:
         return whole
 
     def end(self) -> list[bytes]:
-        """The last line, if it has no end."""
+        """Return the last line, if it has no line end."""
         last, self._rest = self._rest, b""
         return [last] if last else []
 
 
 class Tail:
-    """The last of what was written, for the report of a failure."""
+    """The last part of a worker's output, for the report of a failure."""
 
     def __init__(self) -> None:
         self._bytes = b""
 
     def feed(self, data: bytes) -> None:
-        """Keep the end of what came so far."""
+        """Add output, and keep only the last part."""
         self._bytes = (self._bytes + data)[-_TAIL_BYTES:]
 
     def text(self) -> str:
-        """What was kept; bytes that are no text are marked."""
+        """Return the output that was kept. Bytes that are not text are replaced."""
         return self._bytes.decode(errors="replace")
 
 
 def prefix(noun: str, number: int, size: int, *, is_coloured: bool) -> bytes:
-    """What stands before each line of one of ``size`` workers, equally wide for all of them."""
+    """Return the prefix of each line of one of ``size`` workers. It is equally wide for all workers."""
     words = f"[{noun} {number:>{len(str(size - 1))}}]"
     if is_coloured:
         words = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{words}\x1b[0m"
@@ -51,7 +51,7 @@ def prefix(noun: str, number: int, size: int, *, is_coloured: bool) -> bytes:
 
 
 def write_lines(stream: BinaryIO, before: bytes, lines: list[bytes]) -> None:
-    """Write lines at once, each behind ``before``."""
+    """Write lines, each after the prefix ``before``, in one write."""
     if lines:
         stream.write(b"".join(before + line.removesuffix(b"\r") + b"\n" for line in lines))
         stream.flush()

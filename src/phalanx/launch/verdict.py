@@ -1,4 +1,4 @@
-"""Why a run failed, decided from how its workers ended."""
+"""Finds why a run failed, from the way in which its workers ended."""
 
 import re
 import signal
@@ -25,12 +25,12 @@ class End:
 
     @property
     def status(self) -> int:
-        """What a shell would say: the exit code, or 128 and the signal."""
+        """The exit status as a shell shows it: the exit code, or 128 plus the signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
     @property
     def manner(self) -> str:
-        """How it ended, in words."""
+        """How the worker ended, for the report."""
         if self.code >= 0:
             return f"ended with exit code {self.code}"
         try:
@@ -40,7 +40,7 @@ class End:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed only because another rank was lost."""
+        """Whether this worker failed only because another rank failed."""
         last = self.stderr.rstrip().rpartition("\n")[2]
         named = {int(rank) for rank in re.findall(r"\b(?:rank|worker) (\d+)", last)}
         return last.startswith(_CONSEQUENCES) and bool(named - {self.rank})
@@ -56,14 +56,14 @@ def first_failure(ends: Sequence[End]) -> End | None:
 
 
 def report(end: End, noun: str = "rank") -> str:
-    """What to tell the person at the terminal about the worker that failed first."""
+    """Return the report about the worker that failed first."""
     words = f"phalanx: {noun} {end.rank} failed first: it {end.manner}"
     last = last_words(end.stderr)
     return f"{words}\n\n{last}\n" if last else f"{words} and wrote nothing to stderr\n"
 
 
 def last_words(stderr: str) -> str:
-    """The last traceback and what follows it, or the last lines if there is none."""
+    """Return the last traceback and what follows it, or the last lines if there is none."""
     start = stderr.rfind(_TRACEBACK)
     if start >= 0:
         return stderr[start:].rstrip()
