@@ -122,7 +122,7 @@ def test_what_is_no_run_cannot_go_on(tmp_path):
     ("damage", "words"),
     [
         (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "does not have the hash in manifest.json"),
-        (lambda content: content[:-1], "bytes and not the"),
+        (lambda content: content[:-1], "bytes instead of the"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(made, run, damage, words):
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(made, run, 
     said = refusal("--resume", run, "--steps", 25)
     result = train("--resume", run, "--steps", 25, "--from-step", 15)
 
-    assert said.startswith(f"checkpoint {file.parent} is damaged: model.safetensors has ")
+    assert said.startswith(f"checkpoint {file.parent} is damaged: model.safetensors ")
     assert words in said
     assert said.endswith(f"; step-00000015 is complete: resume from it with --resume {run} --from-step 15")
     assert (result["steps"], bits_of(run)[:15]) == (25, bits_of(made)[:15])

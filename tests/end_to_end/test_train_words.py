@@ -110,7 +110,7 @@ def test_a_file_of_tokens_is_learnt_but_not_written_as_text(config, tmp_path):
     assert result["steps"] == 5
     assert not (run / "sample.txt").exists()
     assert (written.returncode, written.stdout) == (2, "")
-    assert written.stderr.startswith(f"phalanx: {run} was trained on the tokens of {tmp_path}/tokens.bin: ")
+    assert written.stderr.startswith(f"phalanx: {run} was trained on the tokens of {tmp_path}/tokens.bin, which ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
