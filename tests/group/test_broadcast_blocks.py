@@ -39,7 +39,8 @@ def test_ranks_on_several_hosts_get_all_blocks():
     cuts, owners = blocks(100, 7), [number * 5 % 4 for number in range(15)]
 
     def work(group):
-        array = np.full((10, 10), group.rank)
+        array = group.allocate((10, 10), np.int64)
+        array[:] = group.rank
         return group.broadcast_blocks(array, blocks=cuts, owners=owners).tolist()
 
     results = World(4, "arena", hosts=["a", "a", "b", "b"]).run(work)

@@ -151,8 +151,8 @@ def test_a_finish_or_own_blocks_that_make_no_sense_are_refused_in_words():
                 group.fold_lanes(rows, out, lanes=2, blocks=cuts, finish=finish)
         other = next(number for number in range(2) if number not in group.blocks_added_first(2))
         for own, words in [
-            ({3 * other: values}, "does not add up block"),
-            ({3 * (1 - other): values[:7]}, "must have shape"),
+            ({3 * other: values}, "not the first to add up block"),
+            ({3 * (1 - other): values[:7]}, "have shape"),
         ]:
             with pytest.raises(ConfigError, match=words):
                 group.fold_lanes(rows, out, lanes=2, blocks=cuts, own=own)

@@ -1,7 +1,7 @@
 """What the bytes hold: element types, reductions, the canonical order of addition, and cuts."""
 
 from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
-from phalanx.buffers.fold import Carry, combine_order, pieces
+from phalanx.buffers.fold import Carry, combine_order, cover, pieces
 from phalanx.buffers.reduce import ReduceOp, accumulate, check, combine, finish, fold, fold_pieces, square_norm, widen
 from phalanx.buffers.split import RUN, blocks, even_part, even_parts, runs
 
@@ -17,6 +17,7 @@ __all__ = [
     "check",
     "combine",
     "combine_order",
+    "cover",
     "even_part",
     "even_parts",
     "finish",

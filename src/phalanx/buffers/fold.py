@@ -3,7 +3,7 @@
 A node over n leaves splits at the largest power of two below n, so seven leaves give ((0 1)(2 3)) ((4 5) 6).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 from phalanx.errors import ConfigError
@@ -22,6 +22,13 @@ def pieces(start: int, stop: int, leaves: int) -> tuple[range, ...]:
     if not 0 <= start <= stop <= leaves:
         raise ConfigError(f"a tree over {leaves} leaves has no leaves {start} to {stop}: stay within it")
     return _cover(range(start, stop), range(leaves))
+
+
+def cover(wanted: Collection[int], leaves: int) -> tuple[range, ...]:
+    """Return the fewest whole subtrees that cover the ``wanted`` leaves and no others, in order."""
+    starts = [leaf for leaf in sorted(wanted) if leaf - 1 not in wanted]
+    stops = [leaf + 1 for leaf in sorted(wanted) if leaf + 1 not in wanted]
+    return tuple(piece for start, stop in zip(starts, stops, strict=True) for piece in pieces(start, stop, leaves))
 
 
 def combine_order(spans: Sequence[range], leaves: int) -> tuple[tuple[int, int], ...]:

@@ -1,14 +1,14 @@
 """Which part goes to whom, and doing it: plans over links, and folding in shared memory."""
 
 from phalanx.collectives import direct, pair, ring, star, tree
-from phalanx.collectives.blocks import cut_shards
 from phalanx.collectives.call import Call
-from phalanx.collectives.choose import Algorithm, Choice, Costs, Topology, choose
-from phalanx.collectives.lanes import Finish, LaneFold, count_pieces, list_added
+from phalanx.collectives.choose import Algorithm, Choice, Costs, choose
+from phalanx.collectives.lanes import Finish, LaneFold, blocks_added, blocks_added_first, count_pieces
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
 from phalanx.collectives.run import LinkRunner, tell_all
 from phalanx.collectives.shared import ArenaRunner
 from phalanx.collectives.team import Team
+from phalanx.collectives.topology import Topology
 
 __all__ = [
     "Algorithm",
@@ -26,11 +26,11 @@ __all__ = [
     "Team",
     "Then",
     "Topology",
+    "blocks_added",
+    "blocks_added_first",
     "choose",
     "count_pieces",
-    "cut_shards",
     "direct",
-    "list_added",
     "pair",
     "ring",
     "star",

@@ -11,7 +11,7 @@ from functools import lru_cache
 from phalanx.buffers import even_parts
 from phalanx.collectives import direct, pair, ring, tree
 from phalanx.collectives.plan import Plan, Round, Send, Then, length_of
-from phalanx.errors import ConfigError
+from phalanx.collectives.topology import Topology, count_of
 from phalanx.wire import Collective
 
 
@@ -58,40 +58,6 @@ LOOPBACK = Costs()
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """Which ranks share memory: each host is the ranks that do."""
-
-    hosts: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        ranks = sorted(rank for host in self.hosts for rank in host)
-        if not ranks or ranks != list(range(len(ranks))) or () in self.hosts:
-            raise ConfigError(f"hosts must share out the ranks from 0 on, each rank once, not {self.hosts}")
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return sum(map(len, self.hosts))
-
-    @property
-    def is_one_host(self) -> bool:
-        """Whether all ranks share memory."""
-        return len(self.hosts) == 1
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether no two ranks share memory."""
-        return len(self.hosts) == self.size
-
-    def host_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that share memory with ``rank``, itself among them."""
-        return next(host for host in self.hosts if rank in host)
-
-    def __str__(self) -> str:
-        return f"{_count(self.size, 'rank')} on {_count(len(self.hosts), 'host')}"
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """The algorithm to use, what it should cost, why, and what else was considered."""
 
@@ -129,8 +95,10 @@ def _candidates(
         return
     if collective is not Collective.SEND and topology.is_one_host:
         yield Algorithm.SHARED, _shared_s(nbytes, costs)
-    elif collective is Collective.ALL_REDUCE and not topology.is_flat:
+    elif collective in _LAYERED and not topology.is_flat:
         yield Algorithm.LAYERED, _layered_s(nbytes, topology, costs)
+        if collective is not Collective.ALL_REDUCE:
+            return
     neighbours = max(map(len, topology.hosts))
     for algorithm, plan in _plans(collective, nbytes, topology.size):
         yield algorithm, _price(plan, costs, neighbours)
@@ -206,12 +174,19 @@ def _shared_s(nbytes: int, costs: Costs) -> float:
 
 
 def _layered_s(nbytes: int, topology: Topology, costs: Costs) -> float:
-    """Seconds when ranks of equal local number exchange what their hosts have folded: one of each for the fewest."""
-    exchanging = min(map(len, topology.hosts))
+    """Seconds when ranks in the same position on their hosts exchange what these have folded."""
+    exchanging = max(map(len, topology.hosts))
     part = even_parts(nbytes, exchanging)[0]
     between = direct.all_reduce(0, even_parts(length_of(part), len(topology.hosts)))
     return _shared_s(nbytes, costs) + _price(between, costs, exchanging)
 
+
+_LAYERED = (
+    Collective.ALL_REDUCE,
+    Collective.FOLD_LANES,
+    Collective.SCATTER_LANES,
+    Collective.BROADCAST_BLOCKS,
+)
 
 _REASONS = {
     Algorithm.ALONE: "a group of one has nothing to exchange",
@@ -224,15 +199,11 @@ _REASONS = {
 }
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _bytes(nbytes: int) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= scale:
             return f"{nbytes / scale:.4g} {unit}"
-    return _count(nbytes, "byte")
+    return count_of(nbytes, "byte")
 
 
 def _duration(seconds: float) -> str:

@@ -1,7 +1,9 @@
-"""The messages of a round while they are on their way: neither sending nor receiving ever waits."""
+"""Messages while they are on their way: neither sending nor receiving ever waits."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,32 +15,67 @@ from phalanx.wire import HEADER_BYTES, Header
 
 _SEND_BYTES = 1 << 22  # what is offered to a link at once: receiving gets its turn in between
 _FOLD_BYTES = 1 << 20  # scratch for each peer: enough to keep the links busy while a run is folded
-_SMALL_BYTES = 4096
+_SMALL_BYTES = 4096 + HEADER_BYTES
+_JOINED_BYTES = 1 << 16
 
 
 class Outgoing:
-    """One message on its way out."""
+    """What is on its way out through one link, in order; more may be put there until it ``ends``."""
 
-    def __init__(self, link: Link, header: bytes, payload: memoryview) -> None:
+    def __init__(self, link: Link) -> None:
         self.link = link
-        # A small message leaves as one piece; a large one is never copied.
-        self._waiting = (
-            [memoryview(header + payload)] if len(payload) <= _SMALL_BYTES else [memoryview(header), payload]
-        )
+        self._waiting: deque[list[memoryview]] = deque()
+        self._has_ended = False
 
     @property
     def is_done(self) -> bool:
-        """Whether the link has taken everything."""
-        return not self._waiting
+        """Whether the link has taken everything there will ever be."""
+        return self._has_ended and not self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many of the things that were put here have not left completely."""
+        return len(self._waiting)
+
+    def put(self, *parts: memoryview) -> None:
+        """Send this when all before it has left. The memory must not change until then."""
+        # Something small leaves as one part; what is large is never copied.
+        is_small = len(parts) > 1 and sum(map(len, parts)) <= _SMALL_BYTES
+        self._waiting.append([memoryview(b"".join(parts))] if is_small else list(parts))
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self._has_ended = True
 
     def advance(self) -> bool:
-        """Send what there is room for; False if there is none."""
-        data = self._waiting[0]
-        sent = self.link.send_nowait(data[:_SEND_BYTES])
-        self._waiting[0] = data[sent:]
-        if sent == len(data):
-            self._waiting.pop(0)
-        return sent > 0
+        """Send what there is room for; False if there is none, or nothing to send."""
+        room = _SEND_BYTES
+        if len(self._waiting) > 1:
+            self._join_small()
+        while self._waiting and room:
+            parts = self._waiting[0]
+            offered = parts[0][:room]
+            sent = self.link.send_nowait(offered)
+            room -= sent
+            if sent == len(parts[0]):
+                parts.pop(0)
+                if not parts:
+                    self._waiting.popleft()
+            else:
+                parts[0] = parts[0][sent:]
+            if sent < len(offered):
+                break
+        return room < _SEND_BYTES
+
+    def _join_small(self) -> None:
+        """Copy small things that wait one behind another together: each would be a call to the system."""
+        joined: list[memoryview] = []
+        size = 0
+        while self._waiting and size < _JOINED_BYTES and (more := sum(map(len, self._waiting[0]))) <= _SMALL_BYTES:
+            joined += self._waiting.popleft()
+            size += more
+        if joined:
+            self._waiting.appendleft([memoryview(b"".join(joined))])
 
 
 class Incoming:
@@ -84,6 +121,24 @@ class Incoming:
         if theirs.signature == self._expected.signature and theirs.length != self._expected.length:
             words += f" with {theirs.length} bytes on the wire instead of {self._expected.length}"
         raise CollectiveMismatch.between(peer, words, self._name, self._call)
+
+
+class Sink(Protocol):
+    """Where messages of a call arrive, and what becomes of them."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything has arrived and was dealt with."""
+
+    @property
+    def hungry(self) -> list[Link]:
+        """The links from which bytes are missing."""
+
+    def advance(self, *, may_write: bool) -> bool:
+        """Take what has arrived and do some work on it; False if nothing could be done.
+
+        ``may_write`` says that everything sent in this round has left.
+        """
 
 
 class Store:

@@ -1,6 +1,7 @@
 """Adding up lanes: every rank brings its pieces, and the sum has the same bits however many ranks there are.
 
-Who folds a block has the pieces of all ranks at hand, and combines them in the order of the tree over single lanes.
+Who adds up a block has the pieces of all ranks at hand, or of whole hosts, and combines them in the order of the tree
+over single lanes.
 """
 
 import itertools
@@ -8,17 +9,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, even_part, even_parts, fold_pieces, pieces, round_to_bf16, widen_bf16
-from phalanx.collectives import direct
-from phalanx.collectives.blocks import Shard, broadcast_over_links, cut_shards, end_to_end, join_neighbours
-from phalanx.collectives.call import Call
-from phalanx.collectives.plan import length_of
-from phalanx.collectives.run import LinkRunner
-from phalanx.collectives.shared import ArenaRunner
-from phalanx.errors import ConfigError
+from phalanx.buffers import Array, DType, ReduceOp, finish, fold_pieces, round_to_bf16, widen, widen_bf16
+from phalanx.collectives.streaming import Chunk
+from phalanx.collectives.topology import (
+    HostPiece,
+    RankPiece,
+    Topology,
+    owners_of,
+    pieces_by_host,
+    pieces_by_rank,
+    stand_ins,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +48,9 @@ class Finish:
 class LaneFold:
     """How the pieces of all ranks become one sum, block by block.
 
-    Rank r makes an even part of the ``blocks``, and everybody gets all of them; or each block has its owner in
-    ``owners``, who makes it and is the only one to get it. ``own`` has blocks of this rank's only piece that need not
-    be in its row, by their numbers: this rank adds them up.
+    The ranks share the ``blocks`` out, and everybody gets all of them; or each block has its owner in ``owners``, who
+    adds it up and is the only one to get it. ``own`` has blocks of this rank's only piece that need not be in its row,
+    by their numbers: this rank is the first to add them up.
     """
 
     lanes: int
@@ -60,125 +65,167 @@ class LaneFold:
         """Whether a sum stays with who makes it."""
         return self.owners is not None
 
-    def numbers(self, rank: int, size: int) -> Sequence[int]:
-        """The blocks that ``rank`` adds up."""
-        return list_added(len(self.blocks), self.owners, rank, size)
-
-    def shards(self, size: int) -> list[Shard]:
-        """The elements that each rank folds."""
-        if self.owners is None:
-            return [join_neighbours(self.blocks[part]) for part in even_parts(len(self.blocks), size)]
-        return cut_shards(self.blocks, self.owners, size)
-
-    def add_up(
-        self, rank: int, size: int, rows: Sequence[Array], dtype: DType, out: Array, *, is_packed: bool = False
-    ) -> None:
-        """Write the sum of all ranks' rows into this rank's blocks of ``out``.
-
-        Rows that are packed have nothing but those blocks, one after another.
-        """
-        spans = list_spans(self.lanes, size)
-        numbers = self.numbers(rank, size)
-        blocks = [self.blocks[number] for number in numbers]
-        places = end_to_end(map(length_of, blocks)) if is_packed else blocks
-        own_row = sum(count_pieces(self.lanes, size)[:rank])
-        divisor, squares = self.finish.divisor, self.finish.squares
-        for number, block, place in zip(numbers, blocks, places, strict=True):
-            inputs = [row[place] for row in rows]
-            if number in self.own:
-                inputs[own_row] = self.own[number]
-            square = fold_pieces(dtype, spans, inputs, out[block], divisor=divisor, is_measured=squares is not None)
-            if squares is not None:
-                squares[number] = square
+    def owners_in(self, topology: Topology) -> Sequence[int]:
+        """Return the rank that adds up each block."""
+        return owners_of(len(self.blocks), topology) if self.owners is None else self.owners
 
 
-def list_added(count: int, owners: Sequence[int] | None, rank: int, size: int) -> Sequence[int]:
-    """Return the numbers of the blocks, of ``count``, that ``rank`` adds up: its own, or an even part of all."""
-    if owners is None:
-        return range(count)[even_part(count, size, rank)]
-    return [number for number, owner in enumerate(owners) if owner == rank]
+def blocks_added(count: int, owners: Sequence[int] | None, rank: int, topology: Topology) -> list[int]:
+    """Return the numbers of the blocks, of ``count``, that ``rank`` adds up."""
+    found = owners_of(count, topology) if owners is None else owners
+    return [number for number, owner in enumerate(found) if owner == rank]
+
+
+def blocks_added_first(count: int, owners: Sequence[int] | None, rank: int, topology: Topology) -> list[int]:
+    """Return the numbers of the blocks, of ``count``, that ``rank`` adds up for its host: its own, and for others."""
+    found = owners_of(count, topology) if owners is None else owners
+    stands_for = stand_ins(topology)[topology.number_of_host(rank)]
+    return [number for number, owner in enumerate(found) if stands_for[owner] == rank]
 
 
 @lru_cache
 def count_pieces(lanes: int, size: int) -> tuple[int, ...]:
-    """How many pieces each of ``size`` ranks brings."""
-    return tuple(len(each) for each in _pieces_by_rank(lanes, size))
+    """Return how many pieces each of ``size`` ranks brings."""
+    return tuple(len(each) for each in pieces_by_rank(lanes, size))
+
+
+class LaneReduction:
+    """How the pieces of all hosts become a sum, in one call and on one rank.
+
+    ``rows`` has the pieces of every rank of this host, one row each. A host sends its pieces as they are, or rounded
+    for the wire. A piece of narrow elements that is the sum of several ranks' pieces travels as its accumulator.
+    """
+
+    def __init__(
+        self, rank: int, topology: Topology, fold: LaneFold, dtype: DType, rows: Mapping[int, Array], target: Array
+    ) -> None:
+        self._rank, self._fold, self._dtype, self._rows, self._target = rank, fold, dtype, rows, target
+        self._wire = fold.wire if len(topology.hosts) > 1 else None
+        self._host = topology.number_of_host(rank)
+        self._pieces = pieces_by_host(fold.lanes, topology)
+        self._inputs = _list_inputs(fold.lanes, topology, None if self._wire else self._host)
+        self._spans = tuple(each.span for each in self._inputs)
+        self._has_sums = dtype.is_narrow and any(
+            len(piece.parts) > 1 for host, each in enumerate(self._pieces) if host != self._host for piece in each
+        )
+        self._divisor = fold.finish.divisor
+        self.result_itemsize = (self._wire or dtype).itemsize
+
+    def contribution_bytes(self, host: int) -> int:
+        """Return how many bytes a host contributes for each element."""
+        return sum(dtype.itemsize for dtype in self._types(host))
+
+    def contribute(self, chunk: Chunk, scratch: Array) -> list[Array]:
+        """Return this host's pieces of a chunk."""
+        arrays: list[Array] = []
+        made = 0
+        for piece, dtype in zip(self._pieces[self._host], self._types(self._host), strict=True):
+            if self._wire is None and len(piece.parts) == 1:
+                arrays += [self._read(piece.parts[0], number, block) for number, block in self._cut(chunk)]
+                continue
+            out = scratch[made : made + dtype.itemsize * chunk.length].view(dtype.numpy)
+            made += out.nbytes
+            self._make(piece, chunk, out)
+            arrays.append(out)
+        return arrays
+
+    def add_up(self, chunk: Chunk, contributions: Mapping[int, Array]) -> Array:
+        """Add up the pieces of all hosts, block by block, in the order of the lanes."""
+        arrived = {host: self._split(host, chunk, each) for host, each in contributions.items()}
+        if self._wire:
+            scratch = np.empty(self.contribution_bytes(self._host) * chunk.length, np.uint8)
+            arrived[self._host] = self.contribute(chunk, scratch)
+        narrow = np.empty(chunk.length, np.uint16) if self._wire else None
+        for number in chunk.numbers:
+            block = self._fold.blocks[number]
+            place = slice(block.start - chunk.span.start, block.stop - chunk.span.start)
+            inputs = [
+                self._read(each.part, number, block) if each.part else arrived[each.host][each.number][place]
+                for each in self._inputs
+            ]
+            self._add_up_block(number, inputs, self._target[block] if narrow is None else narrow[place])
+        if narrow is None:
+            return self._target[chunk.span]
+        widen_bf16(narrow, self._target[chunk.span])
+        return narrow
+
+    def place(self, chunk: Chunk) -> Array | None:
+        """Return the place of a sum, unless it arrives rounded."""
+        return None if self._wire else self._target[chunk.span]
+
+    def store(self, chunk: Chunk, received: Array) -> None:
+        """Widen a sum that was rounded; any other is in its place."""
+        if self._wire:
+            widen_bf16(received.view(np.uint16), self._target[chunk.span])
+
+    def _add_up_block(self, number: int, inputs: Sequence[Array], out: Array) -> None:
+        squares, divisor = self._fold.finish.squares, self._divisor
+        if self._has_sums and self._wire is None:
+            wide = np.empty(len(out), np.float32)
+            inputs = [each if each.dtype == wide.dtype else widen(self._dtype, each) for each in inputs]
+            square = fold_pieces(DType.F32, self._spans, inputs, wide, divisor=divisor, is_measured=squares is not None)
+            finish(ReduceOp.SUM, self._dtype, wide, 1, out)
+        else:
+            dtype = self._wire or self._dtype
+            square = fold_pieces(dtype, self._spans, inputs, out, divisor=divisor, is_measured=squares is not None)
+        if squares is not None:
+            squares[number] = square
+
+    def _make(self, piece: HostPiece, chunk: Chunk, out: Array) -> None:
+        """Write a piece of this host, the sum of its ranks' pieces, into ``out``."""
+        wide = np.empty(chunk.length, np.float32) if self._wire else out
+        spans = [range(part.span.start - piece.span.start, part.span.stop - piece.span.start) for part in piece.parts]
+        for number, block in self._cut(chunk):
+            inputs = [widen(self._dtype, self._read(part, number, block)) for part in piece.parts]
+            place = slice(block.start - chunk.span.start, block.stop - chunk.span.start)
+            fold_pieces(self._dtype.accumulator, spans, inputs, wide[place])
+        if self._wire:
+            round_to_bf16(wide, out)
+
+    def _cut(self, chunk: Chunk) -> list[tuple[int, slice]]:
+        """Return the chunk in one, or block by block if some of its blocks may lie elsewhere."""
+        if not self._fold.own:
+            return [(chunk.numbers[0], chunk.span)]
+        return [(number, self._fold.blocks[number]) for number in chunk.numbers]
+
+    def _read(self, part: RankPiece, number: int, block: slice) -> Array:
+        if part.rank == self._rank and number in self._fold.own:
+            return self._fold.own[number]
+        found: Array = self._rows[part.rank][part.row, block]
+        return found
+
+    def _types(self, host: int) -> list[DType]:
+        """Return what each piece of a host travels as."""
+        if self._wire:
+            return [self._wire] * len(self._pieces[host])
+        return [self._dtype.accumulator if len(piece.parts) > 1 else self._dtype for piece in self._pieces[host]]
+
+    def _split(self, host: int, chunk: Chunk, contribution: Array) -> list[Array]:
+        """Return the pieces in the bytes that a host has contributed to a chunk."""
+        ends = itertools.accumulate((dtype.itemsize * chunk.length for dtype in self._types(host)), initial=0)
+        return [
+            contribution[start:stop].view(dtype.numpy)
+            for (start, stop), dtype in zip(itertools.pairwise(ends), self._types(host), strict=True)
+        ]
+
+
+class _Input(NamedTuple):
+    """A piece that goes into a sum: ``part`` is a rank's, of this host; others are a host's, by their ``number``."""
+
+    span: range
+    host: int
+    number: int
+    part: RankPiece | None = None
 
 
 @lru_cache
-def list_spans(lanes: int, size: int) -> tuple[range, ...]:
-    """The lanes of all pieces, in order."""
-    return tuple(span for each in _pieces_by_rank(lanes, size) for span in each)
-
-
-def fold_in_arena(runner: ArenaRunner, call: Call, own: Array, target: Array, fold: LaneFold) -> None:
-    """Fold this rank's blocks of all pieces, which lie in the arena, straight into the target.
-
-    All share the target, unless the sum is scattered. Nothing is copied, and nobody writes what another rank reads.
-    Waiting is patient: this goes on beside backward, which needs the core more.
-    """
-    arena, dtype = runner.arena, call.signature.dtype
-    location = arena.pool.locate(own)
-    shared = None if fold.is_scattered else arena.pool.locate_shared(target)
-    if len(target) and (location is None or not (shared or fold.is_scattered)):
-        out = "" if fold.is_scattered else ", and out from group.allocate(..., shared=True)"
-        raise ConfigError(f"pieces come from group.allocate(...){out}")
-    agreement = runner.open(call, location, shared, is_patient=True)
-    row_bytes = len(target) * dtype.itemsize
-    rows: list[Array] = []
-    for index, count in enumerate(count_pieces(fold.lanes, arena.size)):
-        source = agreement.posts[index].source
-        if index == arena.index:
-            rows.extend(own.reshape(count, -1))
-        elif source:
-            shown = arena.pool.read(index, source, 0, count * row_bytes).view(dtype.numpy)
-            rows.extend(shown.reshape(count, -1))
-    fold.add_up(arena.index, arena.size, rows, dtype, target)
-    runner.meet(call, is_patient=True)
-
-
-def fold_over_links(runner: LinkRunner, call: Call, own: Array, target: Array, fold: LaneFold) -> None:
-    """Send everybody its shard of the own pieces, fold this rank's of all, and collect the others' sums if need be."""
-    rank, size = runner.rank, len(runner.links) + 1
-    dtype = fold.wire or call.signature.dtype
-    shards = fold.shards(size)
-    rows = _collect(runner, call, own, fold, shards, dtype)
-    sums = target if fold.wire is None else np.empty(len(target), dtype.numpy)
-    fold.add_up(rank, size, list(rows), dtype, sums, is_packed=True)
-    if not fold.is_scattered:
-        broadcast_over_links(runner, call, sums, shards, dtype)
-    if fold.wire is not None:
-        for each in shards[rank] if fold.is_scattered else itertools.chain.from_iterable(shards):
-            widen_bf16(sums[each], target[each])
-
-
-def _collect(
-    runner: LinkRunner, call: Call, own: Array, fold: LaneFold, shards: Sequence[Shard], dtype: DType
-) -> Array:
-    """This rank's shard of all pieces, packed, one row a piece."""
-    rank, counts = runner.rank, count_pieces(fold.lanes, len(shards))
-    own_rows = own.reshape(counts[rank], -1)
-    for number, values in fold.own.items():
-        own_rows[0, fold.blocks[number]] = values
-    cut = [_narrow(fold.wire, row[each]) for shard in shards for row in own_rows for each in shard]
-    leaving = np.concatenate([np.empty(0, dtype.numpy), *cut])  # there may be no block at all
-    lengths = [sum(map(length_of, shard)) for shard in shards]
-    outbound = end_to_end(counts[rank] * length for length in lengths)
-    inbound = end_to_end(count * lengths[rank] for count in counts)
-    arrived = np.empty(inbound[-1].stop, dtype.numpy)
-    arrived[inbound[rank]] = leaving[outbound[rank]]
-    runner.run(direct.all_to_all(rank, outbound, inbound), call, leaving, arrived, dtype)
-    return arrived.reshape(sum(counts), lengths[rank])
-
-
-def _pieces_by_rank(lanes: int, size: int) -> list[tuple[range, ...]]:
-    owned = [even_part(lanes, size, rank) for rank in range(size)]
-    return [pieces(each.start, each.stop, lanes) for each in owned]
-
-
-def _narrow(wire: DType | None, values: Array) -> Array:
-    if wire is None:
-        return values
-    narrow = np.empty(len(values), np.uint16)
-    round_to_bf16(values, narrow)
-    return narrow
+def _list_inputs(lanes: int, topology: Topology, in_parts: int | None) -> tuple[_Input, ...]:
+    """Return the pieces of all hosts in lane order; those of the host ``in_parts`` as its ranks brought them."""
+    inputs: list[_Input] = []
+    for host, pieces in enumerate(pieces_by_host(lanes, topology)):
+        for number, piece in enumerate(pieces):
+            if host == in_parts:
+                inputs += [_Input(part.span, host, number, part) for part in piece.parts]
+            else:
+                inputs.append(_Input(piece.span, host, number))
+    return tuple(sorted(inputs, key=lambda each: each.span.start))

@@ -10,7 +10,7 @@ import numpy as np
 from phalanx.buffers import Array, DType, ReduceOp, as_bytes
 from phalanx.collectives import direct, tree
 from phalanx.collectives.call import Call
-from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Store
+from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Sink, Store
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then, length_of
 from phalanx.errors import ConnectError, DeadlineExceeded
 from phalanx.transport import Deadline, Epoch, LazyLink, Link, Wait, wait_for_links
@@ -34,6 +34,7 @@ class LinkRunner:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.waited_s = {link.peer: 0.0 for link in links.values()}
+        self._scratch: dict[tuple[int, str], Array] = {}
         self._unmade = {peer: link for peer, link in links.items() if isinstance(link, LazyLink)}
 
     def run(
@@ -47,25 +48,23 @@ class LinkRunner:
         if call.signature.count == 0 and call.signature.collective not in _EMPTY_BY_PLAN:
             plan = direct.barrier(self.rank, len(self.links) + 1)  # ranks that have something must notice
         for number, planned in enumerate(plan.rounds):
-            if self._unmade:
-                self._make_links(planned, call)
+            peers = [send.peer for send in planned.sends] + [receive.peer for receive in planned.receives]
+            self.make_links(peers, call)
             tag = Tag(self.epoch.number, call.sequence, number)
             outgoing = self._outgoing(planned, tag, call, source)
             sinks = self._stores(planned, tag, call, target)
             if op is not None:
                 leaving = planned.sends if source is target else ()
                 sinks += self._folds(planned, tag, call, target, Folding(op, dtype, len(self.links) + 1), leaving)
-            self._move(outgoing, sinks, call)
+            self.move(outgoing, sinks, call)
 
-    def _make_links(self, planned: Round, call: Call) -> None:
-        """Make the links that a round needs and that were never needed before.
+    def make_links(self, peers: Sequence[int], call: Call) -> None:
+        """Make the links to ``peers`` that were never needed before.
 
         Lower ranks come first: those are dialled, which never has to wait for what the peer does. So no two ranks
         can block each other.
         """
-        needed = (
-            {each.peer for each in planned.sends} | {each.peer for each in planned.receives}
-        ) & self._unmade.keys()
+        needed = self._unmade.keys() & peers if self._unmade else ()
         for link in sorted([self._unmade.pop(peer) for peer in needed], key=lambda link: link.peer):
             if not link.is_made:
                 self._make_link(link, call)
@@ -86,12 +85,13 @@ class LinkRunner:
         outgoing = []
         for send in planned.sends:
             payload = as_bytes(source[send.part])
-            header = Header(Kind.DATA, tag, call.signature, len(payload))
-            outgoing.append(Outgoing(self.links[send.peer], header.pack(), payload))
-            self.bytes_sent += HEADER_BYTES + len(payload)
+            leaving = Outgoing(self.links[send.peer])
+            leaving.put(self.announce(tag, call, len(payload)), payload)
+            leaving.end()
+            outgoing.append(leaving)
         return outgoing
 
-    def _stores(self, planned: Round, tag: Tag, call: Call, target: Array) -> list[Store | Fold]:
+    def _stores(self, planned: Round, tag: Tag, call: Call, target: Array) -> list[Sink]:
         return [
             Store(self._incoming(receive, tag, call, target), target[receive.part])
             for receive in planned.receives
@@ -100,9 +100,9 @@ class LinkRunner:
 
     def _folds(
         self, planned: Round, tag: Tag, call: Call, target: Array, folding: Folding, leaving: Sequence[Send]
-    ) -> list[Store | Fold]:
+    ) -> list[Sink]:
         folded = [receive for receive in planned.receives if receive.then is Then.FOLD]
-        folds: list[Store | Fold] = []
+        folds: list[Sink] = []
         for part in {(receive.part.start, receive.part.stop): receive.part for receive in folded}.values():
             contributions = {
                 receive.peer: self._incoming(receive, tag, call, target) for receive in folded if receive.part == part
@@ -113,13 +113,27 @@ class LinkRunner:
         return folds
 
     def _incoming(self, receive: Receive, tag: Tag, call: Call, target: Array) -> Incoming:
-        length = length_of(receive.part) * target.itemsize
-        self.bytes_received += HEADER_BYTES + length
-        expected = Header(Kind.DATA, tag, call.signature, length)
-        return Incoming(self.links[receive.peer], self._name, call, expected)
+        return self.expect(receive.peer, tag, call, length_of(receive.part) * target.itemsize)
 
-    def _move(self, outgoing: list[Outgoing], sinks: list[Store | Fold], call: Call) -> None:
-        """Move everything, waiting only when no link can go on."""
+    def announce(self, tag: Tag, call: Call, length: int) -> memoryview:
+        """Return the header of a message of ``length`` bytes that is going to be sent, and count it."""
+        self.bytes_sent += HEADER_BYTES + length
+        return memoryview(Header(Kind.DATA, tag, call.signature, length).pack())
+
+    def expect(self, peer: int, tag: Tag, call: Call, length: int) -> Incoming:
+        """Return a message of ``length`` bytes that is going to come from ``peer``, and count it."""
+        self.bytes_received += HEADER_BYTES + length
+        return Incoming(self.links[peer], self._name, call, Header(Kind.DATA, tag, call.signature, length))
+
+    def scratch(self, peer: int, use: str, size_bytes: int) -> Array:
+        """Return memory for something that is done again and again with a peer; it holds what it held before."""
+        found = self._scratch.get((peer, use))
+        if found is None or len(found) < size_bytes:
+            found = self._scratch[peer, use] = np.empty(size_bytes, np.uint8)
+        return found
+
+    def move(self, outgoing: Sequence[Outgoing], sinks: Sequence[Sink], call: Call) -> None:
+        """Move everything, waiting only when no link can go on. A sink may put more into what is outgoing."""
         while outgoing or sinks:
             if call.deadline.has_passed:  # a peer that trickles must not hold us for ever
                 self._give_up([link.peer for sink in sinks for link in sink.hungry] or [outgoing[0].link.peer], call)
@@ -130,8 +144,9 @@ class LinkRunner:
             for sink in sinks:
                 has_advanced |= sink.advance(may_write=not outgoing)
             sinks = [sink for sink in sinks if not sink.is_done]
-            if not has_advanced:
-                self._wait([each.link for each in outgoing], [link for sink in sinks for link in sink.hungry], call)
+            if not has_advanced and (outgoing or sinks):
+                sending = [each.link for each in outgoing if each.waiting]
+                self._wait(sending, [link for sink in sinks for link in sink.hungry], call)
 
     def _wait(self, sending: Sequence[Link], receiving: Sequence[Link], call: Call) -> None:
         waiting_for = tuple(link.peer for link in (receiving or sending))

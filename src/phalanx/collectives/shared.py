@@ -157,6 +157,12 @@ class ArenaRunner:
         """Wait until every rank of the host has come this far."""
         self.arena.meet(call.deadline, self._epoch, call, is_patient=is_patient)
 
+    def read(self, index: int, post: Post, length: int, dtype: DType) -> Array:
+        """Return the elements that the rank at ``index`` has posted, not to be written."""
+        if post.source is None:
+            return np.empty(0, dtype.numpy)
+        return self.arena.pool.read(index, post.source, 0, length * dtype.itemsize).view(dtype.numpy)
+
     def _compare(self, call: Call, posted: tuple[bytes, ...]) -> Agreement:
         posts = [Post.unpack(each) for each in posted]
         own = posts[self.arena.index]

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, ReduceOp, even_parts, finish, round_to_bf16, widen, widen_bf16
-from phalanx.collectives import direct, pair, ring, star, tree
-from phalanx.collectives.blocks import Shard, broadcast_in_arena, broadcast_over_links
+from phalanx.buffers import Array, DType, ReduceOp, even_parts, finish, widen
+from phalanx.collectives import direct, pair, ring, tree
 from phalanx.collectives.call import Call
-from phalanx.collectives.choose import Algorithm, Choice, Topology, choose
-from phalanx.collectives.lanes import LaneFold, fold_in_arena, fold_over_links
+from phalanx.collectives.choose import Algorithm, Choice, choose
+from phalanx.collectives.lanes import LaneFold
 from phalanx.collectives.layered import Layered
 from phalanx.collectives.plan import Plan, Receive, Round, Send
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
+from phalanx.collectives.topology import Topology
 from phalanx.transport import Arena, Epoch, Link
 from phalanx.wire import Collective
 
@@ -50,7 +50,7 @@ class Team:
         self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in inbound.items()}
         self.arena = ArenaRunner(arena, epoch) if arena else None
         self._in_arena = self.arena if topology.is_one_host else None  # then links have nothing to do
-        self._layered = Layered(rank, topology, links, self.arena, epoch, names[rank])
+        self._layered = Layered(topology, self.links, self.arena)
 
     def choose(self, collective: Collective, nbytes: int) -> Choice:
         """How a collective over ``nbytes`` would be carried out, and why."""
@@ -62,10 +62,8 @@ class Team:
             self._in_arena.all_reduce(call, source, target, _op(call), call.signature.dtype)
             return
         algorithm = self._algorithm(call)
-        if algorithm is Algorithm.LAYERED:
+        if algorithm in (Algorithm.LAYERED, Algorithm.DIRECT) or wire is not None:
             self._layered.all_reduce(call, source, target, _op(call), wire)
-        elif wire is not None:
-            self._all_reduce_as_bf16(call, source, target)
         else:
             self._reduce_over_links(call, self._all_reduce_plan(algorithm, len(source)), algorithm, source, target)
 
@@ -74,12 +72,7 @@ class Team:
 
         ``pieces`` has this rank's, one after another.
         """
-        if self.size == 1:
-            fold.add_up(0, 1, [pieces], call.signature.dtype, target)
-        elif self._in_arena:
-            fold_in_arena(self._in_arena, call, pieces, target, fold)
-        else:
-            fold_over_links(self.links, call, pieces, target, fold)
+        self._layered.fold_lanes(call, pieces, target, fold)
 
     def reduce(self, call: Call, source: Array, target: Array | None) -> None:
         """Write the reduction of all sources into the root's target; the others have none."""
@@ -126,12 +119,9 @@ class Team:
         else:
             self._run(tree.broadcast(self.rank, self.size, root, len(buffer)), call, buffer, buffer)
 
-    def broadcast_blocks(self, call: Call, array: Array, shards: Sequence[Shard]) -> None:
-        """Make ``shards[r]`` of every array equal to that of rank r."""
-        if self._in_arena:
-            broadcast_in_arena(self._in_arena, call, array, shards)
-        else:
-            broadcast_over_links(self.links, call, array, shards, call.signature.dtype)
+    def broadcast_blocks(self, call: Call, array: Array, blocks: Sequence[slice], owners: Sequence[int]) -> None:
+        """Make each block of every array equal to its owner's."""
+        self._layered.broadcast_blocks(call, array, blocks, owners)
 
     def gather(self, call: Call, source: Array, target: Array | None) -> None:
         """Put the sources, one after another, into the root's target."""
@@ -199,7 +189,6 @@ class Team:
     def counts(self) -> tuple[int, int, dict[int, float]]:
         """Bytes sent and received over links, and the seconds waited, by the world's names of those waited for."""
         runners = [self.links, *self._outbound.values(), *self._inbound.values()]
-        runners += [self._layered.links] if self._layered.links else []
         waited: dict[int, float] = {}
         for seconds_by_rank in [runner.waited_s for runner in runners] + (
             [self.arena.arena.waited_s] if self.arena else []
@@ -238,20 +227,8 @@ class Team:
                 return pair.all_reduce(self.rank, length)
             case Algorithm.RING:
                 return ring.all_reduce(self.rank, even_parts(length, self.size))
-            case Algorithm.TREE:
-                return tree.all_reduce(self.rank, self.size, length)
-            case Algorithm.STAR:
-                return star.all_reduce(self.rank, self.size, 0, length)
             case _:
-                return direct.all_reduce(self.rank, even_parts(length, self.size))
-
-    def _all_reduce_as_bf16(self, call: Call, source: Array, target: Array) -> None:
-        """Half the bytes: every contribution is rounded once, added up in f32, and the result rounded once."""
-        narrow = np.empty(len(source), np.uint16)
-        round_to_bf16(source, narrow)
-        plan = direct.all_reduce(self.rank, even_parts(len(source), self.size))
-        self.links.run(plan, call, narrow, narrow, DType.BF16, call.signature.op)
-        widen_bf16(narrow, target)
+                return tree.all_reduce(self.rank, self.size, length)
 
     def _algorithm(self, call: Call) -> Algorithm:
         signature = call.signature

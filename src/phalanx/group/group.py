@@ -16,7 +16,7 @@ from weakref import WeakMethod, WeakSet, WeakValueDictionary, finalize
 import numpy as np
 
 from phalanx.buffers import Array, DType
-from phalanx.collectives import Call, Choice, Team, list_added
+from phalanx.collectives import Call, Choice, Team, blocks_added, blocks_added_first
 from phalanx.errors import ConfigError, Halted, LinkClosed, OutOfResources, PeerLost, PhalanxError
 from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
@@ -117,14 +117,14 @@ class Group(Calls):
 
         With ``owners``, in a ``scatter_lanes``. This rank has their sum first, and measures it.
         """
-        return list_added(count, owners, self.rank, self.size)
+        return blocks_added(count, owners, self.rank, self._team.topology)
 
     def blocks_added_first(self, count: int, owners: Sequence[int] | None = None) -> Sequence[int]:
-        """Return the numbers of the blocks, of ``count``, of which no other rank reads this rank's pieces.
+        """Return the numbers of the blocks, of ``count``, that this rank is the first to add up, if only for its host.
 
-        Such a piece may lie outside ``pieces``, in ``own``.
+        No other rank reads this rank's pieces of these, so they may lie outside ``pieces``, in ``own``.
         """
-        return self.blocks_added_here(count, owners)
+        return blocks_added_first(count, owners, self.rank, self._team.topology)
 
     def enqueue(self, what: str, function: Callable[..., Result], *arguments: object) -> Pending[Result]:
         """Have ``function`` called between the collectives that were begun before and those that are begun later.

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from phalanx.buffers import RUN, Array, DType, ReduceOp, even_parts, runs
-from phalanx.collectives import Call, Finish, LaneFold, Team, count_pieces, cut_shards, list_added
+from phalanx.collectives import Call, Finish, LaneFold, Team, blocks_added_first, count_pieces
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.group.arguments import (
     check_array,
@@ -133,14 +133,17 @@ class Operations:
             return {}
         if len(pieces) != 1:
             raise ConfigError(f"own is for a rank with one piece, and this one has {len(pieces)}: put them into pieces")
-        added = set(list_added(len(blocks), owners, self._team.rank, self._team.size))
+        added = set(blocks_added_first(len(blocks), owners, self._team.rank, self._team.topology))
         for number, values in own.items():
             if number not in added:
-                raise ConfigError(f"rank {self._team.rank} does not add up block {number}: leave it out of own")
+                raise ConfigError(
+                    f"rank {self._team.rank} is not the first to add up block {number}: leave it out of own"
+                )
             shape = (blocks[number].stop - blocks[number].start,)
-            if values.shape != shape or values.dtype != pieces.dtype:
+            if values.shape != shape or values.dtype != pieces.dtype or not values.flags.c_contiguous:
                 found = f"{values.shape} and {values.dtype}"
-                raise ConfigError(f"own[{number}] must have shape {shape} and type {pieces.dtype}, not {found}")
+                words = f"own[{number}] must be contiguous and have shape {shape} and type {pieces.dtype}"
+                raise ConfigError(f"{words}, not {found}")
         return own
 
     def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
@@ -221,10 +224,9 @@ class Operations:
         flat, dtype = flatten(array, "array")
         check_writable(array, "array")
         check_blocks(blocks, owners, array.size, self._team.size)
-        shards = cut_shards(blocks, owners, self._team.size)
 
         signature = _signature(Collective.BROADCAST_BLOCKS, dtype, array.size, cuts=sum_up_cuts(blocks, owners))
-        return Operation(signature, self._team.broadcast_blocks, (flat, shards), array)
+        return Operation(signature, self._team.broadcast_blocks, (flat, blocks, owners), array)
 
     def gather(self, array: Array, root: int) -> Operation[Array | None]:
         """All ranks' arrays, stacked by rank, on the root; None elsewhere."""
