@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -130,10 +130,11 @@ def test_every_system_is_measured_between_hosts():
 
 @needs_hosts
 @pytest.mark.slow
+@pytest.mark.timeout(3 * DEADLINE_S)  # it waits three times
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_the_command_is_killed(number):
     asked = ["--hosts", "2", "--ranks", "1", "--systems", "all-reduce", "--rounds", "10000"]
-    with subprocess.Popen([*COMMAND, *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+    with running([*COMMAND, *asked]) as driver:
         workers = wait_for_workers(driver, 2)
         everybody = users({namespace_of(worker) for worker in workers})
         ends = [os.pidfd_open(worker) for worker in workers]
@@ -145,6 +146,16 @@ def test_nothing_is_left_when_the_command_is_killed(number):
             assert select.select([end], [], [], DEADLINE_S)[0], "a worker lives on"
             os.close(end)
         assert everybody == {driver.pid, *workers}  # they were the only ones that kept the hosts alive
+
+
+@contextmanager
+def running(command):
+    """A process that is killed when the block ends, also if the test has failed."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_for_workers(driver, count):
