@@ -15,8 +15,8 @@ from group_counters import Counters
 
 from phalanx.errors import ConfigError, LinkClosed, PeerLost, PhalanxError
 from phalanx.group import assemble
+from phalanx.group.context import GroupContext
 from phalanx.group.group import make_group
-from phalanx.group.world import World as GroupWorld
 from phalanx.testing import World
 from phalanx.transport import Deadline, Epoch
 
@@ -201,7 +201,7 @@ def test_while_a_group_forms_the_coordinators_word_is_preferred_to_what_a_link_s
 
     with closing(epoch), pytest.raises(PeerLost, match="rank 2 went away"):
         make_group(
-            GroupWorld(Connector(), epoch, Registry(), ["a"] * 3), [0, 1, 2], 0, bytes(16), Deadline.after(9), 9.0
+            GroupContext(Connector(), epoch, Registry(), ["a"] * 3), [0, 1, 2], 0, bytes(16), Deadline.after(9), 9.0
         )
 
 

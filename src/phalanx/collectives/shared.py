@@ -10,7 +10,7 @@ import numpy as np
 from phalanx.buffers import Array, DType, ReduceOp, accumulate, even_part, fold
 from phalanx.collectives.call import Call
 from phalanx.collectives.plan import length_of
-from phalanx.collectives.show import Agreement, Cuts, Show, Work
+from phalanx.collectives.staging import Agreement, Cuts, Staging, Work
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.transport import Arena, Epoch, Location, Post
 from phalanx.wire import Signature
@@ -67,7 +67,7 @@ class ArenaRunner:
         """
         arena, combine = self.arena, accumulate if is_partial else fold
         location = arena.pool.locate(source)
-        show = Show(arena, dtype, [parts] * arena.size, source, location)
+        show = Staging(arena, dtype, [parts] * arena.size, source, location)
 
         def work(run: slice, turn: int) -> None:
             if arena.index < len(parts):
@@ -95,7 +95,7 @@ class ArenaRunner:
         ``cuts`` has for each rank the cuts of its source, none if it only reads; it is alike on all ranks.
         """
         location = self.arena.pool.locate(source) if source is not None and cuts[self.arena.index] else None
-        show = Show(self.arena, dtype, cuts, source, location)
+        show = Staging(self.arena, dtype, cuts, source, location)
 
         def work(run: slice, turn: int) -> None:
             for index, number, target in wanted:
@@ -172,9 +172,9 @@ class ArenaRunner:
                 raise CollectiveMismatch.between(rank, theirs, self.arena.ranks[self.arena.index], call)
         return Agreement(posts)
 
-    def _show_whole(self, source: Array, location: Location | None, dtype: DType) -> Show:
+    def _show_whole(self, source: Array, location: Location | None, dtype: DType) -> Staging:
         cuts = [(slice(0, len(source)),)] * self.arena.size
-        return Show(self.arena, dtype, cuts, source, location, keeps_own_part=True)
+        return Staging(self.arena, dtype, cuts, source, location, keeps_own_part=True)
 
     def _fold_once(self, agreement: Agreement, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
         """Fold this rank's part of all sources straight into the shared target."""
@@ -192,7 +192,7 @@ class ArenaRunner:
         start, stop = part.start * dtype.itemsize, part.stop * dtype.itemsize
         return self.arena.pool.read(index, post.source, start, stop).view(dtype.numpy)
 
-    def _fold_own_part(self, show: Show, op: ReduceOp, out: Callable[[slice, int], Array]) -> Work:
+    def _fold_own_part(self, show: Staging, op: ReduceOp, out: Callable[[slice, int], Array]) -> Work:
         arena = self.arena
 
         def work(run: slice, turn: int) -> None:
@@ -202,7 +202,9 @@ class ArenaRunner:
 
         return work
 
-    def _reduce_in_runs(self, call: Call, show: Show, agreement: Agreement, op: ReduceOp, target: Array | None) -> None:
+    def _reduce_in_runs(
+        self, call: Call, show: Staging, agreement: Agreement, op: ReduceOp, target: Array | None
+    ) -> None:
         """Fold run by run into the arena's results, from where whoever has a target takes them."""
 
         def result(run: slice, turn: int) -> Array:

@@ -2,6 +2,6 @@
 
 from phalanx.group.connect import Join, Over, alone, connect, enlist
 from phalanx.group.group import Group, Statistics
-from phalanx.group.transaction import Member
+from phalanx.group.transaction import RunMember
 
-__all__ = ["Group", "Join", "Member", "Over", "Statistics", "alone", "connect", "enlist"]
+__all__ = ["Group", "Join", "Over", "RunMember", "Statistics", "alone", "connect", "enlist"]

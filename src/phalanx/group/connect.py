@@ -8,9 +8,9 @@ from enum import Enum
 
 from phalanx.coordinator import CoordinatorClient, check_times
 from phalanx.errors import ConfigError, LinkClosed
+from phalanx.group.context import GroupContext
 from phalanx.group.group import Group, make_group
-from phalanx.group.transaction import Member
-from phalanx.group.world import World
+from phalanx.group.transaction import RunMember
 from phalanx.transport import (
     Acceptor,
     Connector,
@@ -80,8 +80,8 @@ def alone(timeout_s: float = 300.0, lanes: int | None = None) -> Group:
     """A group of one: everything works, and nothing needs a network."""
     check_lanes(lanes, 1)
     epoch = Epoch(1)
-    world = World(MemoryConnector(), epoch, None, [host_identity()])
-    return make_group(world, [0], 0, bytes(16), Deadline.after(timeout_s), timeout_s, epoch.close, lanes)
+    context = GroupContext(MemoryConnector(), epoch, None, [host_identity()])
+    return make_group(context, [0], 0, bytes(16), Deadline.after(timeout_s), timeout_s, epoch.close, lanes)
 
 
 def connect(join: Join, connector: Connector | None = None) -> Group:
@@ -100,17 +100,17 @@ def connect(join: Join, connector: Connector | None = None) -> Group:
         addresses = {member.rank: member.addresses for member in welcome.members}
         tcp = TcpConnector(acceptor, addresses, LinkHello(epoch.number, welcome.rank, welcome.key), client.patience_s)
         undo.callback(tcp.close)
-        world = World(connector or tcp, epoch, client, [member.host for member in welcome.members])
+        context = GroupContext(connector or tcp, epoch, client, [member.host for member in welcome.members])
         ranks = [member.rank for member in welcome.members]
         leave = ExitStack()
-        group = make_group(world, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close, join.lanes)
+        group = make_group(context, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close, join.lanes)
         leave.push(undo.pop_all())
         leave.callback(epoch.revoke, LinkClosed("this group was closed on this side"))
         leave.callback(client.leave)
         return group
 
 
-def enlist(join: Join) -> Member:
+def enlist(join: Join) -> RunMember:
     """Join the run that ``join`` describes without links to its other ranks, for workers that can only call out."""
     assert join.lanes is not None, "a run takes steps"
     deadline = Deadline.after(join.timeout_s)
@@ -119,10 +119,10 @@ def enlist(join: Join) -> Member:
         undo.callback(client.close)
         welcome, epoch = client.join(_hello(join, ()), deadline)
         undo.callback(epoch.close)
-        world = World(MemoryConnector(), epoch, client, [member.host for member in welcome.members])
+        context = GroupContext(MemoryConnector(), epoch, client, [member.host for member in welcome.members])
         leave = undo.pop_all()
         leave.callback(client.leave)
-        return Member(world, welcome.rank, len(welcome.members), join.lanes, join.timeout_s, leave.close)
+        return RunMember(context, welcome.rank, len(welcome.members), join.lanes, join.timeout_s, leave.close)
 
 
 def _call(join: Join, deadline: Deadline) -> CoordinatorClient:

@@ -20,10 +20,10 @@ from phalanx.collectives import Call, Choice, Team, blocks_added, blocks_added_f
 from phalanx.errors import ConfigError, Halted, LinkClosed, OutOfResources, PeerLost, PhalanxError
 from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
+from phalanx.group.context import GroupContext, arbitrate
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
 from phalanx.group.resources import Resources
 from phalanx.group.transaction import commit, halt
-from phalanx.group.world import World, arbitrate
 from phalanx.transport import Deadline, Pending
 from phalanx.wire import Cause, Collective
 
@@ -53,7 +53,7 @@ class Group(Calls):
 
     def __init__(
         self,
-        world: World,
+        context: GroupContext,
         names: Sequence[int],
         team: Team,
         key: bytes,
@@ -65,7 +65,7 @@ class Group(Calls):
         self.lanes = lanes
         """Into how many lanes a step is cut; None in a group that takes no steps."""
         self.timeout_s = timeout_s
-        self._world = world
+        self._context = context
         self._parent = parent  # whose connections a subgroup uses
         self._names = tuple(names)  # what the world calls each rank of this group
         self._team = team
@@ -99,7 +99,7 @@ class Group(Calls):
     @property
     def epoch(self) -> int:
         """The number of this membership."""
-        return self._world.epoch.number
+        return self._context.epoch.number
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -161,7 +161,7 @@ class Group(Calls):
         names = [self._names[rank] for rank in wanted]
         seconds = timeout_s or self.timeout_s
         name = self._names[self.rank]
-        subgroup = make_group(self._world, names, name, key, Deadline.after(seconds), self.timeout_s, parent=self)
+        subgroup = make_group(self._context, names, name, key, Deadline.after(seconds), self.timeout_s, parent=self)
         self._subgroups.add(subgroup)
         return subgroup
 
@@ -169,7 +169,7 @@ class Group(Calls):
         """Say that this rank is done with its step, and return when it counts: every rank was done, with one digest."""
         deadline = self._begin(timeout_s)
         try:
-            commit(self._world, loss, digest, deadline)
+            commit(self._context, loss, digest, deadline)
         except PhalanxError as error:
             self._failure = error
             raise
@@ -178,7 +178,7 @@ class Group(Calls):
         """Stop every rank at this step with ``error``; every further call raises it, here too."""
         self._check_usable()
         self._failure = error
-        halt(self._world, error)
+        halt(self._context, error)
 
     def explain(self, collective: str, nbytes: int) -> Choice:
         """Say how a collective over ``nbytes`` would be carried out, and why: print the answer."""
@@ -256,7 +256,7 @@ class Group(Calls):
         if self._failure is not None:
             raise copy.copy(self._failure)
         try:
-            self._world.epoch.check()
+            self._context.epoch.check()
             self._sequences[channel] += 1
             call = Call(signature, self._sequences[channel], deadline, "" if channel else self._name)
             return operation.perform(call)
@@ -267,7 +267,7 @@ class Group(Calls):
             raise
         except PhalanxError as error:
             if self._failure is None:
-                self._failure = arbitrate(error, self._world)
+                self._failure = arbitrate(error, self._context)
             raise copy.copy(self._failure) from None  # it says all there is to know: our frames would only hide it
         except BaseException as error:  # an interrupt, or no memory: half a call was made, and nobody can finish it
             self._failure = self._give_up(error)
@@ -286,14 +286,14 @@ class Group(Calls):
         """Tell the others that this rank's own program failed, and end what was begun here."""
         name = self._names[self.rank]
         lost = PeerLost(f"rank {name} failed: {traceback.format_exception_only(error)[-1].strip()}", peer=name)
-        if self._world.registry:
-            self._world.registry.report(self._world.epoch, Cause.RAISED, name, str(lost))
-        self._world.epoch.revoke(lost)
+        if self._context.registry:
+            self._context.registry.report(self._context.epoch, Cause.RAISED, name, str(lost))
+        self._context.epoch.revoke(lost)
         return lost
 
 
 def make_group(
-    world: World,
+    context: GroupContext,
     names: Sequence[int],
     name: int,
     key: bytes,
@@ -308,12 +308,12 @@ def make_group(
     ``leave`` is called when it is closed.
     """
     rank = names.index(name)
-    hosts = [world.hosts[each] for each in names]
+    hosts = [context.hosts[each] for each in names]
     try:
-        team = assemble(rank, names, hosts, world.connector, key, deadline, world.epoch, is_world=parent is None)
+        team = assemble(rank, names, hosts, context.connector, key, deadline, context.epoch, is_world=parent is None)
     except PhalanxError as error:
-        raise copy.copy(arbitrate(error, world)) from None
-    return Group(world, names, team, key, timeout_s, leave, lanes, parent)
+        raise copy.copy(arbitrate(error, context)) from None
+    return Group(context, names, team, key, timeout_s, leave, lanes, parent)
 
 
 _open_groups: WeakValueDictionary[int, Group] = WeakValueDictionary()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Self
 
 from phalanx.errors import DeadlineExceeded, EpochChanged, Halted, NonFiniteGradient, RemoteError, WeightsDiverged
-from phalanx.group.world import World
+from phalanx.group.context import GroupContext
 from phalanx.transport import Deadline
 from phalanx.wire import Commit, Reason
 
@@ -17,24 +17,24 @@ _REASONS: dict[type[Halted], Reason] = {
 }
 
 
-class Member:
+class RunMember:
     """A rank of a run that has no links to the others: it says when it is done, and hears whether that counts."""
 
     def __init__(
-        self, world: World, rank: int, size: int, lanes: int, timeout_s: float, leave: Callable[[], None]
+        self, context: GroupContext, rank: int, size: int, lanes: int, timeout_s: float, leave: Callable[[], None]
     ) -> None:
         self.rank, self.size, self.lanes = rank, size, lanes
-        self._world = world
+        self._context = context
         self._timeout_s = timeout_s
         self._leave = leave
 
     def commit(self, loss: float, digest: bytes) -> None:
         """As ``Group.commit``."""
-        commit(self._world, loss, digest, Deadline.after(self._timeout_s))
+        commit(self._context, loss, digest, Deadline.after(self._timeout_s))
 
     def halt(self, error: Halted) -> None:
         """As ``Group.halt``."""
-        halt(self._world, error)
+        halt(self._context, error)
 
     def close(self) -> None:
         """Leave the run."""
@@ -47,9 +47,9 @@ class Member:
         self.close()
 
 
-def commit(world: World, loss: float, digest: bytes, deadline: Deadline) -> None:
+def commit(context: GroupContext, loss: float, digest: bytes, deadline: Deadline) -> None:
     """Say that this rank is done with its step, and return when it counts for everybody."""
-    registry, epoch = world.registry, world.epoch
+    registry, epoch = context.registry, context.epoch
     if registry is None:
         return
     epoch.check()
@@ -67,8 +67,8 @@ def commit(world: World, loss: float, digest: bytes, deadline: Deadline) -> None
         return
 
 
-def halt(world: World, error: Halted) -> None:
+def halt(context: GroupContext, error: Halted) -> None:
     """Tell everybody to stop at this step, and why."""
-    if world.registry:
-        world.registry.halt(_REASONS[type(error)], error.rank, str(error))
-    world.epoch.revoke(error)
+    if context.registry:
+        context.registry.halt(_REASONS[type(error)], error.rank, str(error))
+    context.epoch.revoke(error)

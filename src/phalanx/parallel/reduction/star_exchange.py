@@ -10,7 +10,7 @@ from phalanx.buffers import Array, DType, even_part, pieces, square_norm
 from phalanx.collectives import Finish
 from phalanx.errors import Halted
 from phalanx.gradient_server import WorkerClient
-from phalanx.group import Member
+from phalanx.group import RunMember
 from phalanx.parallel.reduction.lanes import own_lanes
 from phalanx.transport import Pending, SerialExecutor
 from phalanx.wire import gradient
@@ -29,7 +29,7 @@ class StarExchange:
     waited_s = 0.0
     """Nothing: here waiting for others is not told apart from the exchange."""
 
-    def __init__(self, member: Member, client: WorkerClient, parts: Sequence[gradient.What]) -> None:
+    def __init__(self, member: RunMember, client: WorkerClient, parts: Sequence[gradient.What]) -> None:
         self.rank, self.size, self.lanes = member.rank, member.size, member.lanes
         assert self.rank == client.worker, "the coordinator and the server know a worker by one number"
         self._member = member

@@ -29,7 +29,7 @@ class Registry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class GroupContext:
     """What a group has in common with its subgroups; ``hosts`` says where each rank of the world runs."""
 
     connector: Connector
@@ -38,9 +38,9 @@ class World:
     hosts: Sequence[str]
 
 
-def arbitrate(error: PhalanxError, world: World) -> PhalanxError:
+def arbitrate(error: PhalanxError, context: GroupContext) -> PhalanxError:
     """Tell the others, and prefer the coordinator's word on who is to blame: it hears all sides."""
-    epoch, registry = world.epoch, world.registry
+    epoch, registry = context.epoch, context.registry
     cause, peer = _cause_of(error), getattr(error, "peer", None)
     if epoch.error is None and registry and cause and peer is not None:
         registry.report(epoch, cause, peer, str(error))

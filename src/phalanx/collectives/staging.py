@@ -38,7 +38,7 @@ class Agreement:
         self.needs_no_copy = self.is_target_shared and all(post.source for post in self.posts)
 
 
-class Show:
+class Staging:
     """One rank's side of a call: its own buffer, of which it stages the first run at once if it must, and its peers'.
 
     ``cuts`` has for each rank of the host the cuts of its buffer, none if it only reads; all ranks have the same.
