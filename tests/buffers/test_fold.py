@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import Carry, DType, ReduceOp, combine_order, fold, pieces
+from phalanx.buffers import Carry, DType, ReduceOp, fold, fold_pieces, pieces
 from phalanx.errors import ConfigError
 
 
@@ -90,15 +90,12 @@ def test_carried_lanes_end_as_the_pieces_of_their_range(cut):
 
 @settings(deadline=None)
 @given(cuts())
-def test_any_cut_into_ranges_performs_the_additions_of_the_whole_tree(cut):
+def test_a_carry_adds_up_each_piece_as_the_tree_does(cut):
     leaves, owners = cut
+
     every = [piece for owned in owners for piece in carried(owned, leaves, list(range(leaves)), lambda a, b: (a, b))]
-    values = [value for _, value in every]
 
-    for left, right in combine_order([span for span, _ in every], leaves):
-        values[left] = (values[left], values[right])
-
-    assert values[0] == nested(list(range(leaves)))
+    assert [value for _, value in every] == [nested(list(span)) for span, _ in every]
 
 
 @settings(deadline=None)
@@ -108,14 +105,12 @@ def test_any_cut_into_ranges_gives_the_bits_of_one_fold(cut, seed):
     random = np.random.default_rng(seed)
     inputs = [(random.standard_normal(33) * 10.0 ** random.integers(-6, 6)).astype(np.float32) for _ in range(leaves)]
     every = [piece for owned in owners for piece in carried(owned, leaves, inputs, np.add)]
-    values = [value for _, value in every]
-    whole = np.empty(33, np.float32)
+    whole, total = np.empty(33, np.float32), np.empty(33, np.float32)
 
-    for left, right in combine_order([span for span, _ in every], leaves):
-        values[left] = values[left] + values[right]
+    fold_pieces(DType.F32, [span for span, _ in every], [value for _, value in every], total)
     fold(ReduceOp.SUM, DType.F32, inputs, whole)
 
-    assert values[0].tobytes() == whole.tobytes()
+    assert total.tobytes() == whole.tobytes()
 
 
 def test_a_carry_holds_no_more_sums_than_the_tree_has_levels():
@@ -125,28 +120,6 @@ def test_a_carry_holds_no_more_sums_than_the_tree_has_levels():
         carry.add(lane, 1)
 
         assert len(carry.pieces()) == max(1, (lane + 1).bit_count() - (lane == 39))
-
-
-def test_a_single_piece_needs_no_combining():
-    assert combine_order([range(5)], 5) == ()
-
-
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [],
-        [range(3), range(3, 8)],
-        [range(4)],
-        [range(4), range(4, 8), range(8, 9)],
-        [range(4, 8), range(4)],
-        [range(4), range(4), range(4, 8)],
-        [range(4), range(4, 4), range(4, 8)],
-    ],
-    ids=["nothing", "no subtrees", "too few", "too many", "out of order", "twice", "an empty one"],
-)
-def test_spans_that_do_not_make_up_the_tree_are_refused(spans):
-    with pytest.raises(ConfigError, match="not whole subtrees that cover 8 leaves"):
-        combine_order(spans, 8)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 9), (5, 4)])

@@ -4,7 +4,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from phalanx.buffers import RUN, DType, ReduceOp, check, combine, finish, fold, round_to_bf16, widen, widen_bf16
+from phalanx.buffers import RUN, DType, ReduceOp, accumulate, check, finish, fold, round_to_bf16, widen, widen_bf16
 from phalanx.errors import ConfigError
 
 UFUNCS = {
@@ -176,13 +176,11 @@ def test_overflow_becomes_infinity_without_a_warning(op, dtype, count):
 
 def test_infinity_minus_infinity_becomes_nan_without_a_warning():
     inputs = [np.array([np.inf], np.float32), np.array([-np.inf], np.float32)]
-    folded, combined = np.empty(1, np.float32), np.empty(1, np.float32)
+    folded = np.empty(1, np.float32)
 
     fold(ReduceOp.SUM, DType.F32, inputs, folded)
-    combine(ReduceOp.SUM, DType.F32, *inputs, combined)
 
     assert np.isnan(folded[0])
-    assert np.isnan(combined[0])
 
 
 def test_finishing_an_f16_that_is_too_large_gives_infinity_without_a_warning():
@@ -217,12 +215,12 @@ def test_threads_fold_at_the_same_time():
 
 
 @pytest.mark.parametrize(("op", "dtype"), POSSIBLE, ids=lambda value: value.label)
-def test_widen_combine_and_finish_do_by_steps_what_fold_does_at_once(op, dtype):
+def test_accumulate_and_finish_do_by_steps_what_fold_does_at_once(op, dtype):
     inputs = random_inputs(dtype, 2, 2 * RUN + 3)
     whole, stepwise = np.empty_like(inputs[0]), np.empty_like(inputs[0])
     accumulated = np.empty(len(whole), dtype.accumulator.numpy)
 
-    combine(op, dtype.accumulator, widen(dtype, inputs[0]), widen(dtype, inputs[1]), accumulated)
+    accumulate(op, dtype, inputs, accumulated)
     before = accumulated.tobytes()
     finish(op, dtype, accumulated, 2, stepwise)
     fold(op, dtype, inputs, whole)
@@ -247,14 +245,6 @@ def test_widening_copies_only_what_must_change(dtype):
 
     assert wide.dtype == dtype.accumulator.numpy
     assert (wide is array) == (dtype not in NARROW)
-
-
-@pytest.mark.parametrize("dtype", NARROW, ids=lambda dtype: dtype.label)
-def test_combining_what_was_not_widened_is_our_own_mistake(dtype):
-    array = np.ones(3, dtype.numpy)
-
-    with pytest.raises(AssertionError, match=f"{dtype.label} is combined in f32"):
-        combine(ReduceOp.SUM, dtype, array, array, array)
 
 
 @pytest.mark.parametrize("dtype", [DType.I64, DType.I32, DType.I8, DType.U8, DType.BOOL], ids=lambda dtype: dtype.label)

@@ -1,9 +1,9 @@
 """What the bytes hold: element types, reductions, the canonical order of addition, and cuts."""
 
 from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
-from phalanx.buffers.fold import Carry, combine_order, cover, pieces
-from phalanx.buffers.reduce import ReduceOp, accumulate, check, combine, finish, fold, fold_pieces, square_norm, widen
-from phalanx.buffers.split import RUN, blocks, even_part, even_parts, runs
+from phalanx.buffers.fold import Carry, cover, pieces
+from phalanx.buffers.reduce import ReduceOp, accumulate, check, finish, fold, fold_pieces, square_norm, widen
+from phalanx.buffers.split import RUN, blocks, even_part, even_parts, own_lanes, runs
 
 __all__ = [
     "RUN",
@@ -15,14 +15,13 @@ __all__ = [
     "as_bytes",
     "blocks",
     "check",
-    "combine",
-    "combine_order",
     "cover",
     "even_part",
     "even_parts",
     "finish",
     "fold",
     "fold_pieces",
+    "own_lanes",
     "pieces",
     "round_to_bf16",
     "runs",

@@ -3,7 +3,7 @@
 A node over n leaves splits at the largest power of two below n, so seven leaves give ((0 1)(2 3)) ((4 5) 6).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from phalanx.errors import ConfigError
@@ -29,29 +29,6 @@ def cover(wanted: Collection[int], leaves: int) -> tuple[range, ...]:
     starts = [leaf for leaf in sorted(wanted) if leaf - 1 not in wanted]
     stops = [leaf + 1 for leaf in sorted(wanted) if leaf + 1 not in wanted]
     return tuple(piece for start, stop in zip(starts, stops, strict=True) for piece in pieces(start, stop, leaves))
-
-
-def combine_order(spans: Sequence[range], leaves: int) -> tuple[tuple[int, int], ...]:
-    """Return pairs (left, right) of span indices: combine right into left, and span 0 ends as the whole tree.
-
-    The spans are the pieces of all ranks, in the order of their leaves.
-    """
-    waiting = list(enumerate(spans))[::-1]
-    order = []
-
-    def gather(node: range) -> int:
-        if waiting and waiting[-1][1] == node:
-            return waiting.pop()[0]
-        if len(node) < 2:
-            raise _no_cover(spans, leaves)
-        left, right = map(gather, halves(node))
-        order.append((left, right))
-        return left
-
-    gather(range(leaves))
-    if waiting:
-        raise _no_cover(spans, leaves)
-    return tuple(order)
 
 
 class Carry(Generic[T]):
@@ -91,10 +68,3 @@ def _cover(wanted: range, node: range) -> tuple[range, ...]:
         return (node,)
     left, right = halves(node)
     return _cover(wanted, left) + _cover(wanted, right)
-
-
-def _no_cover(spans: Sequence[range], leaves: int) -> ConfigError:
-    given = ", ".join(f"{span.start}..{span.stop}" for span in spans) or "none"
-    return ConfigError(
-        f"the spans {given} are not whole subtrees that cover {leaves} leaves in order: take them from pieces()"
-    )

@@ -112,12 +112,6 @@ def accumulate(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) 
     fold(partial, dtype.accumulator, [widen(dtype, each) for each in inputs], out)
 
 
-def combine(op: ReduceOp, dtype: DType, left: Array, right: Array, out: Array) -> None:
-    """Write one node of the tree into ``out``, which may be ``left`` or ``right``; ``dtype`` is an accumulator's."""
-    assert not dtype.is_narrow, f"{dtype.label} is combined in {dtype.accumulator.label}: widen it first"
-    _SILENT.copy().run(op.ufunc, left, right, out=out)
-
-
 def finish(op: ReduceOp, dtype: DType, accumulated: Array, count: int, out: Array) -> None:
     """Write an accumulated reduction of ``count`` buffers into ``out`` as ``dtype``: divided for a mean, and rounded.
 

@@ -23,6 +23,12 @@ def even_part(length: int, count: int, index: int) -> slice:
     return slice(start, start + size + (index < longer))
 
 
+def own_lanes(lanes: int, size: int, rank: int) -> range:
+    """Return the lanes that ``rank`` of ``size`` ranks computes: consecutive ones, as even as possible."""
+    part = even_part(lanes, size, rank)
+    return range(part.start, part.stop)
+
+
 def blocks(length: int, block: int) -> tuple[slice, ...]:
     """Return consecutive slices of ``block`` elements that cover ``length``; the last may be shorter."""
     _check(length)

@@ -28,8 +28,6 @@ class Algorithm(Enum):
     DIRECT = "direct"
     RING = "ring"
     TREE = "tree"
-    STAR = "star"
-    """Never chosen here: for those who ask for it because their workers cannot be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from phalanx.buffers import cover, even_part, even_parts, pieces
+from phalanx.buffers import cover, even_part, even_parts, own_lanes, pieces
 from phalanx.errors import ConfigError
 
 
@@ -98,7 +98,7 @@ def stand_ins(topology: Topology) -> tuple[tuple[int, ...], ...]:
 @lru_cache
 def pieces_by_rank(lanes: int, size: int) -> tuple[tuple[range, ...], ...]:
     """Return the lanes of each piece that each of ``size`` ranks brings."""
-    owned = [even_part(lanes, size, rank) for rank in range(size)]
+    owned = [own_lanes(lanes, size, rank) for rank in range(size)]
     return tuple(pieces(each.start, each.stop, lanes) for each in owned)
 
 

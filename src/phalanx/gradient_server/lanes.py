@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.buffers import RUN, Array, DType, even_part, fold_pieces, pieces, runs
+from phalanx.buffers import RUN, Array, DType, fold_pieces, own_lanes, pieces, runs
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.gradient_server.accumulator import check_alike
 from phalanx.wire import gradient
@@ -26,8 +26,7 @@ class Lanes:
 
     def owned(self, worker: int) -> range:
         """Return the lanes of a worker."""
-        part = even_part(self.count, self.workers, worker)
-        return range(part.start, part.stop)
+        return own_lanes(self.count, self.workers, worker)
 
     def spans(self, worker: int) -> tuple[range, ...]:
         """Return the lanes of each piece that a worker sends, in order."""

@@ -3,13 +3,9 @@
 import hashlib
 from dataclasses import dataclass
 
-from phalanx.buffers import Carry, even_part
+from phalanx.buffers import Carry, own_lanes
 
-
-def own_lanes(lanes: int, size: int, rank: int) -> range:
-    """Return the lanes that ``rank`` of ``size`` ranks computes."""
-    part = even_part(lanes, size, rank)
-    return range(part.start, part.stop)
+__all__ = ["Deposit", "count_rows", "own_lanes", "plan_deposits", "seed_of"]
 
 
 def seed_of(seed: int, step: int, lane: int) -> int:

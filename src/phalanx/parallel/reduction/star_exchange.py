@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, even_part, pieces, square_norm
+from phalanx.buffers import Array, DType, even_part, own_lanes, pieces, square_norm
 from phalanx.collectives import Finish
 from phalanx.errors import Halted
 from phalanx.gradient_server import WorkerClient
 from phalanx.group import RunMember
-from phalanx.parallel.reduction.lanes import own_lanes
 from phalanx.transport import Pending, SerialExecutor
 from phalanx.wire import gradient
 
