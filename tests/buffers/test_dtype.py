@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import RUN, DType, round_to_bf16, widen_bf16
+from phalanx.buffers import CHUNK, DType, round_to_bf16, widen_bf16
 from phalanx.errors import ConfigError
 
 EVERY_PATTERN = np.arange(2**16, dtype=np.uint16)
@@ -173,7 +173,7 @@ def test_values_beyond_the_largest_bf16_overflow_to_infinity():
 
 
 def test_conversions_treat_every_run_alike():
-    length = 2 * RUN + 5
+    length = 2 * CHUNK + 5
     patterns = np.resize(EVERY_PATTERN[:0x7F80], length)
     wide = np.empty(length, np.float32)
 

@@ -4,7 +4,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from phalanx.buffers import RUN, DType, ReduceOp, accumulate, check, finish, fold, round_to_bf16, widen, widen_bf16
+from phalanx.buffers import CHUNK, DType, ReduceOp, accumulate, check, finish, fold, round_to_bf16, widen, widen_bf16
 from phalanx.errors import ConfigError
 
 UFUNCS = {
@@ -61,7 +61,7 @@ def expected(op: ReduceOp, dtype: DType, inputs: list[np.ndarray]) -> np.ndarray
     return encode(dtype, result / len(inputs) if op is ReduceOp.MEAN else result)
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 1009, 2 * RUN + 3])
+@pytest.mark.parametrize("length", [0, 1, 7, 1009, 2 * CHUNK + 3])
 @pytest.mark.parametrize(("op", "dtype"), POSSIBLE, ids=lambda value: value.label)
 def test_a_fold_gives_the_bits_of_the_tree_in_numpy(op, dtype, length):
     for count in range(1, 8):
@@ -92,7 +92,7 @@ def test_the_mean_of_floats_is_near_the_mean_in_f64(dtype, count):
 
 
 @pytest.mark.parametrize("aliased", range(7))
-@pytest.mark.parametrize("length", [1009, 2 * RUN + 3])
+@pytest.mark.parametrize("length", [1009, 2 * CHUNK + 3])
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.I32], ids=lambda dtype: dtype.label)
 def test_the_result_may_be_written_over_any_of_the_inputs(dtype, length, aliased):
     for count in range(aliased + 1, 8):
@@ -200,11 +200,11 @@ def test_folding_leaves_the_callers_numpy_settings_alone():
 
 
 def test_threads_fold_at_the_same_time():
-    inputs = random_inputs(DType.F32, 4, 4 * RUN)
+    inputs = random_inputs(DType.F32, 4, 4 * CHUNK)
     right = expected(ReduceOp.SUM, DType.F32, inputs).tobytes()
 
     def work(_: int) -> bool:
-        out = np.empty(4 * RUN, np.float32)
+        out = np.empty(4 * CHUNK, np.float32)
         fold(ReduceOp.SUM, DType.F32, inputs, out)
         return out.tobytes() == right
 
@@ -216,7 +216,7 @@ def test_threads_fold_at_the_same_time():
 
 @pytest.mark.parametrize(("op", "dtype"), POSSIBLE, ids=lambda value: value.label)
 def test_accumulate_and_finish_do_by_steps_what_fold_does_at_once(op, dtype):
-    inputs = random_inputs(dtype, 2, 2 * RUN + 3)
+    inputs = random_inputs(dtype, 2, 2 * CHUNK + 3)
     whole, stepwise = np.empty_like(inputs[0]), np.empty_like(inputs[0])
     accumulated = np.empty(len(whole), dtype.accumulator.numpy)
 

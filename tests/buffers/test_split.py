@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import blocks, even_parts, runs
+from phalanx.buffers import blocks, even_parts, slices
 from phalanx.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def test_blocks_are_all_full_but_the_last(length, block):
 
 
 def test_runs_cover_a_part_that_begins_elsewhere_than_at_zero():
-    cut = list(runs(slice(3, 10), 3))
+    cut = list(slices(slice(3, 10), 3))
 
     assert cut == [slice(3, 6), slice(6, 9), slice(9, 10)]
 
@@ -49,7 +49,7 @@ def test_runs_cover_a_part_that_begins_elsewhere_than_at_zero():
         (lambda: even_parts(4, 0), "into 0 parts"),
         (lambda: blocks(-1, 2), "cannot hold -1 elements"),
         (lambda: blocks(4, 0), "slices of 0 elements"),
-        (lambda: runs(slice(0, 4), -1), "slices of -1 elements"),
+        (lambda: slices(slice(0, 4), -1), "slices of -1 elements"),
     ],
 )
 def test_impossible_cuts_are_refused_at_once(cut, words):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from phalanx.buffers import RUN
+from phalanx.buffers import CHUNK
 from phalanx.errors import CollectiveMismatch, ConfigError, NonFiniteGradient
 from phalanx.gradient_server.accumulator import (
     Accumulator,
@@ -121,7 +121,7 @@ def test_no_samples_at_all_give_the_plain_mean():
 
 def test_runs_of_any_length_give_the_same_bits():
     random = np.random.default_rng(1)
-    given_ = list(random.standard_normal((3, 2 * RUN + 17)).astype(F32))
+    given_ = list(random.standard_normal((3, 2 * CHUNK + 17)).astype(F32))
     accumulator = Accumulator([stated(len(given_[0]), count) for count in (1, 2, 3)], names(3))
 
     for start in range(0, len(given_[0]), 1000):
@@ -134,13 +134,13 @@ def test_runs_of_any_length_give_the_same_bits():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("samples", [None, [1, 2, 0]])
 def test_a_value_that_is_not_finite_is_traced_to_its_worker_and_element(value, samples):
-    given_ = [np.ones(3 * RUN, F32) for _ in range(3)]
-    given_[2][RUN + 5] = value
+    given_ = [np.ones(3 * CHUNK, F32) for _ in range(3)]
+    given_[2][CHUNK + 5] = value
 
     with pytest.raises(NonFiniteGradient) as caught:
         reduce(given_, samples)
 
-    words = f"worker 2 (w2, 10.0.0.2:1) sent {F32(value)} as element {RUN + 5} of the whole gradient at step 7"
+    words = f"worker 2 (w2, 10.0.0.2:1) sent {F32(value)} as element {CHUNK + 5} of the whole gradient at step 7"
     assert words in str(caught.value)
     assert (caught.value.step, caught.value.rank) == (7, 2)
 

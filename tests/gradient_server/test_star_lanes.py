@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from star_play import F32, exchange, full, join, serve, together
 
-from phalanx.buffers import RUN
+from phalanx.buffers import CHUNK
 from phalanx.errors import CollectiveMismatch, ConfigError, PeerLost
 from phalanx.gradient_server import Component, GradientServer, ModelBlock, Whole, WorkerClient
 from phalanx.gradient_server.lanes import Lanes, add_up
@@ -15,7 +15,7 @@ from phalanx.wire import gradient
 
 INF, NAN = np.inf, np.nan
 SPECIAL = [-0.0, 0.0, INF, -INF, NAN, 3e38, -3e38, 1e-45]
-LENGTH = RUN + 3  # more than is added up at a time
+LENGTH = CHUNK + 3  # more than is added up at a time
 LARGE = 3 << 20  # more than the network holds
 
 

@@ -3,10 +3,10 @@
 from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
 from phalanx.buffers.fold import Carry, cover, pieces
 from phalanx.buffers.reduce import ReduceOp, accumulate, check, finish, fold, fold_pieces, square_norm, widen
-from phalanx.buffers.split import RUN, blocks, even_part, even_parts, own_lanes, runs
+from phalanx.buffers.split import CHUNK, blocks, even_part, even_parts, own_lanes, slices
 
 __all__ = [
-    "RUN",
+    "CHUNK",
     "Array",
     "Carry",
     "DType",
@@ -24,7 +24,7 @@ __all__ = [
     "own_lanes",
     "pieces",
     "round_to_bf16",
-    "runs",
+    "slices",
     "square_norm",
     "widen",
     "widen_bf16",

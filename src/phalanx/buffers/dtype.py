@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.buffers.split import RUN, runs
+from phalanx.buffers.split import CHUNK, slices
 from phalanx.errors import ConfigError
 
 Array: TypeAlias = npt.NDArray[Any]  # Any: a DType says at run time what the elements are
@@ -78,26 +78,26 @@ class DType(Enum):
 def widen_bf16(bits: Array, out: Array) -> None:
     """Write the f32 values of bf16 bit patterns into ``out``; exact."""
     target = out.view(np.uint32)
-    for run in runs(slice(0, len(bits)), RUN):
-        np.copyto(target[run], bits[run])
-        np.left_shift(target[run], 16, target[run])
+    for chunk in slices(slice(0, len(bits)), CHUNK):
+        np.copyto(target[chunk], bits[chunk])
+        np.left_shift(target[chunk], 16, target[chunk])
 
 
 def round_to_bf16(values: Array, out: Array) -> None:
     """Write the nearest bf16 bit patterns of f32 values into ``out``; ties go to the even one, NaN stays NaN."""
     source = values.view(np.uint32)
-    scratch = np.empty(min(RUN, len(values)), np.uint32)
-    for run in runs(slice(0, len(values)), RUN):
-        bits, rounded = source[run], scratch[: run.stop - run.start]
+    scratch = np.empty(min(CHUNK, len(values)), np.uint32)
+    for chunk in slices(slice(0, len(values)), CHUNK):
+        bits, rounded = source[chunk], scratch[: chunk.stop - chunk.start]
         np.right_shift(bits, 16, rounded)
         np.bitwise_and(rounded, 1, rounded)
         np.add(rounded, 0x7FFF, rounded)
         np.add(rounded, bits, rounded)
         np.right_shift(rounded, 16, rounded)
-        np.copyto(out[run], rounded, casting="unsafe")  # 16 bits are left, so nothing is lost
-        nan = np.isnan(values[run])
+        np.copyto(out[chunk], rounded, casting="unsafe")  # 16 bits are left, so nothing is lost
+        nan = np.isnan(values[chunk])
         if nan.any():  # rounding may have carried the fraction of a NaN into Inf or zero: set its quiet bit instead
-            out[run][nan] = (bits[nan] >> 16) | 0x40
+            out[chunk][nan] = (bits[nan] >> 16) | 0x40
 
 
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DType}

@@ -15,7 +15,7 @@ import numpy as np
 
 from phalanx.buffers.dtype import Array, DType, round_to_bf16, widen_bf16
 from phalanx.buffers.fold import halves
-from phalanx.buffers.split import RUN, runs
+from phalanx.buffers.split import CHUNK, slices
 from phalanx.errors import ConfigError
 
 # numpy keeps its error state in a context variable. Running in a copy of a silent context costs a tenth of entering
@@ -76,7 +76,7 @@ def check(op: ReduceOp, dtype: DType) -> None:
 def fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> None:
     """Write the reduction of one or more equally long buffers into ``out``, with input i as leaf i of the tree.
 
-    ``out`` may be one of the inputs. Reads and writes each element once; needs a run of scratch for each level.
+    ``out`` may be one of the inputs. Reads and writes each element once; needs a chunk of scratch for each level.
     """
     _SILENT.copy().run(_fold, op, dtype, inputs, out)
 
@@ -93,7 +93,7 @@ def fold_pieces(
     """Write the sum of pieces into ``out``, where input i is that of the lanes ``spans[i]``, in the order of the lanes.
 
     The sum is divided by ``divisor`` before it is rounded. Returns its sum of squares if it ``is_measured``, else 0.
-    Both are done while the sum is in cache: keep to a run's length.
+    Both are done while the sum is in cache: pass at most a chunk.
     """
     return _SILENT.copy().run(_fold_pieces, dtype, tuple(spans), inputs, out, divisor, is_measured)
 
@@ -132,16 +132,16 @@ def _fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> No
         np.copyto(out, inputs[0])
         return
     if count == 2 and not op.is_mean and not dtype.is_narrow:
-        op.ufunc(inputs[0], inputs[1], out=out)  # a single pass gains nothing from runs
+        op.ufunc(inputs[0], inputs[1], out=out)  # a single pass gains nothing from chunks
         return
     program = _program(_leaves(count), dtype.is_narrow, _may_use_out(dtype, inputs, out))
-    scratch = np.empty((program.rows, min(RUN, length)), dtype.accumulator.numpy)
-    if length <= RUN:
+    scratch = np.empty((program.rows, min(CHUNK, length)), dtype.accumulator.numpy)
+    if length <= CHUNK:
         _run_program(program, op, dtype, inputs, scratch, out)
         return
-    for run in runs(slice(0, length), RUN):
-        rows = scratch[:, : run.stop - run.start]
-        _run_program(program, op, dtype, [each[run] for each in inputs], rows, out[run])
+    for chunk in slices(slice(0, length), CHUNK):
+        rows = scratch[:, : chunk.stop - chunk.start]
+        _run_program(program, op, dtype, [each[chunk] for each in inputs], rows, out[chunk])
 
 
 def _fold_pieces(
@@ -253,9 +253,9 @@ def _run_steps(program: _Program, op: ReduceOp, dtype: DType, registers: Sequenc
 
 def _finish(op: ReduceOp, dtype: DType, accumulated: Array, count: int, out: Array) -> None:
     if dtype.is_narrow:
-        for run in runs(slice(0, len(out)), RUN):
-            values = accumulated[run]
-            _round(dtype, np.true_divide(values, count) if op.is_mean else values, out[run])
+        for chunk in slices(slice(0, len(out)), CHUNK):
+            values = accumulated[chunk]
+            _round(dtype, np.true_divide(values, count) if op.is_mean else values, out[chunk])
     elif op.is_mean:
         np.true_divide(accumulated, count, out)
     elif out is not accumulated:

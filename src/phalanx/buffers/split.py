@@ -1,11 +1,11 @@
-"""Cutting a length into slices: near-equal parts, fixed blocks, cache-sized runs."""
+"""Cutting a length into slices: near-equal parts, fixed blocks, cache-sized chunks."""
 
 from collections.abc import Iterator
 
 from phalanx.errors import ConfigError
 
-RUN = 2**16
-"""Elements worked on at a time: few enough to stay in a core's cache, enough to hide the cost of a call to numpy."""
+CHUNK = 2**16
+"""The most elements of a chunk: few enough to stay in a core's cache, enough to hide the cost of a call to numpy."""
 
 
 def even_parts(length: int, count: int) -> tuple[slice, ...]:
@@ -32,10 +32,10 @@ def own_lanes(lanes: int, size: int, rank: int) -> range:
 def blocks(length: int, block: int) -> tuple[slice, ...]:
     """Return consecutive slices of ``block`` elements that cover ``length``; the last may be shorter."""
     _check(length)
-    return tuple(runs(slice(0, length), block))
+    return tuple(slices(slice(0, length), block))
 
 
-def runs(part: slice, length: int) -> Iterator[slice]:
+def slices(part: slice, length: int) -> Iterator[slice]:
     """Yield consecutive slices of at most ``length`` elements that cover ``part``."""
     if length < 1:
         raise ConfigError(f"cannot cut a buffer into slices of {length} elements: ask for at least one")

@@ -15,7 +15,7 @@ from phalanx.buffers import (
     finish,
     fold,
     round_to_bf16,
-    runs,
+    slices,
     widen_bf16,
 )
 from phalanx.collectives.call import Call
@@ -94,7 +94,7 @@ class Layered:
             self._links.run(Plan(), call, source, source, call.signature.dtype)
             return
         section = len(source) if self._topology.is_flat else max(1, _SECTION_BYTES // source.itemsize)
-        for number, part in enumerate(runs(slice(0, len(source)), section)):
+        for number, part in enumerate(slices(slice(0, len(source)), section)):
             self._reduce_section(call, 2 * number, source[part], target[part], op, wire)
 
     def _reduce_section(

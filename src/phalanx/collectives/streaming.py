@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from phalanx.buffers import RUN, Array, as_bytes, runs
+from phalanx.buffers import CHUNK, Array, as_bytes, slices
 from phalanx.collectives.call import Call
 from phalanx.collectives.flow import Incoming, Outgoing
 from phalanx.collectives.plan import length_of
@@ -66,7 +66,7 @@ def cut_chunks(blocks: Sequence[slice], owners: Sequence[int], size: int) -> lis
     numbers: list[list[list[int]]] = [[] for _ in range(size)]
     for number, (block, owner) in enumerate(zip(blocks, owners, strict=True)):
         found = spans[owner]
-        if found and found[-1].stop == block.start and block.stop - found[-1].start <= RUN:
+        if found and found[-1].stop == block.start and block.stop - found[-1].start <= CHUNK:
             found[-1] = slice(found[-1].start, block.stop)
             numbers[owner][-1].append(number)
         else:
@@ -77,7 +77,7 @@ def cut_chunks(blocks: Sequence[slice], owners: Sequence[int], size: int) -> lis
 
 def cut_parts(parts: Sequence[slice]) -> list[list[Chunk]]:
     """Return the chunks that each rank adds up, if its part is one slice."""
-    return [[Chunk(span) for span in runs(part, RUN)] for part in parts]
+    return [[Chunk(span) for span in slices(part, CHUNK)] for part in parts]
 
 
 class IncomingChunks:
@@ -249,7 +249,7 @@ class Streaming:
 
     def _add_up(self) -> bool:
         done = 0
-        while done < RUN and len(self._results) < self._arrived():
+        while done < CHUNK and len(self._results) < self._arrived():
             number = len(self._results)
             contributions = {side.host: self._contribution(side, number) for side in self._sides if side.contributions}
             self._results.append(as_bytes(self._reduction.add_up(self._own[number], contributions)))
@@ -277,7 +277,7 @@ class Streaming:
     def _send_contributions(self, side: _Side, outgoing: Outgoing, size: int) -> bool:
         """Put out what this host contributes to the peer's next chunks."""
         done = 0
-        while done < RUN and side.contributed < len(side.theirs) and outgoing.waiting < self._ahead(size):
+        while done < CHUNK and side.contributed < len(side.theirs) and outgoing.waiting < self._ahead(size):
             chunk = side.theirs[side.contributed]
             arrays = self._reduction.contribute(chunk, self._slot(side, "sending", size, side.contributed))
             parts = [as_bytes(each) for each in arrays]

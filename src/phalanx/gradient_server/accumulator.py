@@ -5,7 +5,7 @@ from enum import Enum
 
 import numpy as np
 
-from phalanx.buffers import RUN, Array, DType, ReduceOp, fold, runs
+from phalanx.buffers import CHUNK, Array, DType, ReduceOp, fold, slices
 from phalanx.errors import CollectiveMismatch, ConfigError, NonFiniteGradient
 from phalanx.wire import gradient, odd_one_out
 
@@ -58,7 +58,7 @@ class Accumulator:
 
     def add_up(self, run: slice, contributions: Sequence[Array]) -> None:
         """Write the mean of one run of all contributions into the result, or raise NonFiniteGradient."""
-        for piece in runs(run, RUN):
+        for piece in slices(run, CHUNK):
             inputs = [each[piece.start - run.start : piece.stop - run.start] for each in contributions]
             mean = self.result[piece]
             self._fold(inputs, mean)
@@ -153,7 +153,7 @@ class _WeightedFold:
     def __init__(self, samples: Sequence[int]) -> None:
         self._weights = [np.float32(each) for each in samples]
         self._total = np.float32(sum(samples))
-        self._scaled = np.empty((len(samples), RUN), np.float32)
+        self._scaled = np.empty((len(samples), CHUNK), np.float32)
 
     def __call__(self, inputs: Sequence[Array], out: Array) -> None:
         scaled = [row[: len(out)] for row in self._scaled]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.buffers import Array, as_bytes, runs
+from phalanx.buffers import Array, as_bytes, slices
 from phalanx.gradient_server.accumulator import (
     Accumulator,
     Arithmetic,
@@ -87,7 +87,7 @@ class Collection:
         if self.is_streaming:
             for worker in self.workers:
                 worker.peer.say(mean)
-        for run in runs(slice(0, mean.elements), self.scratch.shape[1]):
+        for run in slices(slice(0, mean.elements), self.scratch.shape[1]):
             contributions = self.scratch[:, : run.stop - run.start]
             yield from _receive(self.workers, contributions)
             accumulator.add_up(run, list(contributions))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.buffers import RUN, Array, DType, fold_pieces, own_lanes, pieces, runs
+from phalanx.buffers import CHUNK, Array, DType, fold_pieces, own_lanes, pieces, slices
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.gradient_server.accumulator import check_alike
 from phalanx.wire import gradient
@@ -52,6 +52,6 @@ def add_up(lanes: Lanes, contributions: Sequence[Array]) -> Array:
     spans = [span for worker in range(lanes.workers) for span in lanes.spans(worker)]
     rows = [row for contribution in contributions for row in contribution]
     total = np.empty(len(rows[0]), np.float32)
-    for run in runs(slice(0, len(total)), RUN):
+    for run in slices(slice(0, len(total)), CHUNK):
         fold_pieces(DType.F32, spans, [row[run] for row in rows], total[run])
     return total

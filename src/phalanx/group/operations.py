@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from phalanx.buffers import RUN, Array, DType, ReduceOp, even_parts, runs
+from phalanx.buffers import CHUNK, Array, DType, ReduceOp, even_parts, slices
 from phalanx.collectives import Call, Finish, LaneFold, Team, blocks_added_first, count_pieces
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.group.arguments import (
@@ -84,7 +84,7 @@ class Operations:
     ) -> Operation[Array]:
         """The sum of all lanes, in ``out``."""
         flat, target, dtype = self._lanes(pieces, out, lanes)
-        cuts = tuple(runs(slice(0, out.size), RUN)) if blocks is None else blocks
+        cuts = tuple(slices(slice(0, out.size), CHUNK)) if blocks is None else blocks
         narrow = None if wire is None else parse_wire(wire, dtype)
         fold = LaneFold(lanes, cuts, check_finish(finish, len(cuts)), narrow, self._own(own, cuts, None, pieces))
 

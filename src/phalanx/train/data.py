@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.buffers import runs
+from phalanx.buffers import slices
 from phalanx.errors import ConfigError
 from phalanx.train.config import DataConfig
 
@@ -152,4 +152,4 @@ def _vocabulary(tokens: Tokens) -> int:
 
 
 def _in_runs(tokens: Tokens) -> Iterator[Tokens]:
-    return (tokens[run] for run in runs(slice(0, len(tokens)), _RUN))
+    return (tokens[run] for run in slices(slice(0, len(tokens)), _RUN))

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, runs, square_norm
+from phalanx.buffers import CHUNK, Array, slices, square_norm
 from phalanx.group import Group
-from phalanx.parallel.reduction import CHUNK, NARROW, Ownership
+from phalanx.parallel.reduction import NARROW, Ownership
 
 
 def measure(parameters: Sequence[torch.nn.Parameter], group: Group, ownership: Ownership) -> float:
@@ -44,7 +44,7 @@ def _list_chunks(
             continue
         parameter.grad = parameter.grad.contiguous()
         flat, is_sharded = parameter.grad.view(-1), ownership.has(number)
-        for chunk in runs(slice(0, parameter.numel()), CHUNK):
+        for chunk in slices(slice(0, parameter.numel()), CHUNK):
             yield flat[chunk], ownership.owner_at(number, chunk.start) if is_sharded else None
 
 

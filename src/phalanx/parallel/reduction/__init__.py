@@ -3,7 +3,7 @@
 from phalanx.parallel.reduction.agree import broadcast, compare
 from phalanx.parallel.reduction.exchange import Exchange
 from phalanx.parallel.reduction.lanes import seed_of
-from phalanx.parallel.reduction.layout import CHUNK, Block, Layout, ParameterSpec, align, arrange, lay_out
+from phalanx.parallel.reduction.layout import Block, Layout, ParameterSpec, align, arrange, lay_out
 from phalanx.parallel.reduction.memory import NARROW, as_tensor, dtype_of, is_staged, pin
 from phalanx.parallel.reduction.non_finite import non_finite
 from phalanx.parallel.reduction.ownership import Ownership, Unit, Way, layers_of, parse, share_blocks, share_units
@@ -12,7 +12,6 @@ from phalanx.parallel.reduction.star_exchange import StarExchange
 from phalanx.parallel.reduction.summary import Summary, clip_factor
 
 __all__ = [
-    "CHUNK",
     "NARROW",
     "Block",
     "Exchange",

@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from phalanx.buffers import RUN, DType, runs
+from phalanx.buffers import CHUNK, DType, slices
 from phalanx.errors import ConfigError
 
 BLOCK = 2**18
 """The most elements of a block. An optimizer updates block after block, and each costs it some calls."""
-
-CHUNK = RUN
-"""The most elements of a chunk. A chunk is added up, divided and measured while it is in cache."""
 
 _ALIGNED = 64  # elements: a parameter begins at the start of a cache line, whatever its type
 
@@ -78,7 +75,7 @@ class Bucket:
         return tuple(
             (parameter, chunk.start - place.start)
             for parameter, place in zip(self.parameters, self.places, strict=True)
-            for chunk in runs(place, CHUNK)
+            for chunk in slices(place, CHUNK)
         )
 
     def find(self, block: Block) -> slice:
@@ -136,7 +133,7 @@ def arrange(parameters: Sequence[ParameterSpec], filled: Sequence[Sequence[int]]
             Block(number, part.start, part.stop) for number in numbers for part in _cut(parameters[number].size)
         )
         places = _places([spec.size for spec in specs])
-        chunks = tuple(chunk for place in places for chunk in runs(place, CHUNK))
+        chunks = tuple(chunk for place in places for chunk in slices(place, CHUNK))
         buckets.append(Bucket(tuple(numbers), places, blocks, chunks, first, *kind))
         first += len(chunks)
     return Layout(tuple(parameters), tuple(buckets))
@@ -155,7 +152,7 @@ def _fill(parameters: Sequence[ParameterSpec], numbers: Sequence[int], bucket_by
 
 
 def _cut(size: int) -> list[slice]:
-    return list(runs(slice(0, size), BLOCK)) or [slice(0, 0)]
+    return list(slices(slice(0, size), BLOCK)) or [slice(0, 0)]
 
 
 def _places(sizes: Sequence[int]) -> tuple[slice, ...]:
