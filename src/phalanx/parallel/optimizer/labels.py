@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 
 
 class Label(NamedTuple):
-    """What a tensor of an optimizer's state is of: ``key`` of the parameter ``name``, or of a span of its elements."""
+    """The name of a tensor of an optimizer's state: ``key`` of the parameter ``name``, or of a span of its elements."""
 
     name: str
     key: str
@@ -23,7 +23,7 @@ _SPAN = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
 def parse_label(text: str) -> Label:
-    """Read what ``str`` made of a label."""
+    """Return the label that ``str`` has written."""
     matched = _SPAN.fullmatch(text)
     whole, span = (matched[1], (int(matched[2]), int(matched[3]))) if matched else (text, None)
     name, _, key = whole.rpartition(".")
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 
 def locate(wanted: slice, spans: Sequence[tuple[int, int]], what: str) -> Iterator[Found]:
-    """Find all of some elements in spans, in order; ConfigError, which names ``what``, if some are in none."""
+    """Yield where the ``wanted`` elements lie in the spans, in order; ConfigError, naming ``what``, if some do not."""
     at = wanted.start
     for number in sorted(range(len(spans)), key=spans.__getitem__):
         start, stop = spans[number]

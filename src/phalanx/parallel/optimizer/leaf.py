@@ -60,7 +60,7 @@ class Leaves:
         return Leaf(first.name, first.parameter, torch.nn.Parameter(first.block.data[:0]))
 
     def bind(self, means: Sequence[torch.Tensor]) -> None:
-        """From now on, let every block find its gradient in the mean of its parameter."""
+        """Let every block use the mean of its parameter as its gradient from now on."""
         self._gradients = [means[block.parameter][block.start : block.stop] for block in self._blocks]
 
     def set_gradients(self, is_used: Sequence[bool]) -> None:

@@ -1,6 +1,6 @@
-"""What an optimizer keeps, as labelled tensors: of whole parameters, or of spans of their elements.
+"""The state of an optimizer as labelled tensors: of whole parameters, or of spans of their elements.
 
-Labels know parameters by name, so what was kept on one number of ranks is found again on any other.
+Labels name parameters, so a group of any size can load the state that another saved.
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ Labelled = Mapping[str, torch.Tensor]
 
 
 Kept = Mapping[torch.nn.Parameter, Mapping[str, Any]]
-"""What an optimizer keeps of each leaf, by key. Any: tensors, numbers or None."""
+"""The state of each leaf, by key. Any: tensors, numbers or None."""
 
 
 def gather(kept: Kept, leaves: Sequence[Leaf], *, is_joined: bool = True) -> dict[str, torch.Tensor]:
-    """What is kept: ``name.key`` shaped like the parameter if all of it is here, else spans of it.
+    """Return the state by label: ``name.key``, shaped like the parameter, if this rank has all of it, else spans of it.
 
-    Several leaves that are all of a parameter are copied into one tensor, unless they are to stay as they are. What is
-    kept once and not for each element is ``name.key`` in any case.
+    If ``is_joined``, the leaves that make up a whole parameter are copied into one tensor. A value that the optimizer
+    keeps once, and not for each element, is always ``name.key``.
     """
     here: Counter[str] = Counter()
     for leaf in leaves:
@@ -39,21 +39,22 @@ def gather(kept: Kept, leaves: Sequence[Leaf], *, is_joined: bool = True) -> dic
 
 
 def to_tensor(value: Any) -> torch.Tensor:  # Any: a tensor or a number
-    """A value that an optimizer keeps, with all its bits."""
+    """Return a value of an optimizer's state as a tensor, with all its bits."""
     return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def from_tensor(tensor: torch.Tensor) -> Any:  # Any: a tensor or a number
-    """What ``to_tensor`` was given; a whole number alone is Python's, since torch's optimizers count in f32."""
+    """Return the value that ``to_tensor`` was given. A single i64 becomes an int: torch's optimizers count in f32."""
     return tensor.item() if tensor.ndim == 0 and tensor.dtype is torch.int64 else tensor
 
 
 def scatter(
     labelled: Labelled, leaves: Sequence[Leaf], *, on_device: bool
 ) -> dict[torch.nn.Parameter, dict[str, torch.Tensor]]:
-    """Make of what ``gather`` found, on whatever ranks, what to keep of these leaves; nothing of unknown parameters.
+    """Return the state of these leaves, from the state that ``gather`` returned on all ranks of a group of any size.
 
-    What is kept once stays on the CPU, unless the optimizer wants it ``on_device``.
+    A leaf whose parameter has no state gets none. Values that are kept once stay on the CPU, unless the optimizer wants
+    them ``on_device``.
     """
     by_name: dict[str, dict[str, list[Label]]] = {}
     for label in map(parse_label, labelled):
@@ -68,12 +69,12 @@ def scatter(
 
 
 def wants_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer keeps its single values on the device, too."""
+    """Return whether an optimizer keeps its single values on the device."""
     return any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
 
 
 def check_names(labelled: Labelled, names: Sequence[str]) -> None:
-    """Return if all that is labelled is of parameters with these names."""
+    """Raise ConfigError if the state has a parameter that is not among these names."""
     for name in {parse_label(text).name for text in labelled} - set(names):
         raise ConfigError(f"the optimizer state has {name}, which this model has not: was it made with this config?")
 
@@ -95,7 +96,7 @@ def _keep(found: dict[str, torch.Tensor], leaf: Leaf, key: str, tensor: torch.Te
 
 
 def _cut(leaf: Leaf, labels: Sequence[Label], labelled: Labelled, *, on_device: bool) -> torch.Tensor:
-    """What is kept of a leaf: its part of what there is of the parameter, or all of what is kept once."""
+    """Return the state of a leaf under one key: its elements, or the value that is kept once."""
     spans = [label for label in labels if label.span]
     if not spans:
         return _cut_whole(leaf, labels[0], labelled[str(labels[0])], on_device=on_device)

@@ -1,4 +1,4 @@
-"""Weights where other ranks of the host can read them: who owns a piece updates it, and they take it from there."""
+"""Weights in memory that the ranks of a host can read: the owner updates a block, and the other ranks copy it."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,30 +10,30 @@ from phalanx.group import Group
 from phalanx.parallel.reduction import Block, Ownership, align, as_tensor, dtype_of, is_staged, pin
 from phalanx.transport import Pending
 
-_LOT_BYTES = 8 << 20
+_BUCKET_BYTES = 8 << 20
 
 
-class Lot:
-    """Pieces of weights that travel together, with their places in memory and their owners."""
+class WeightBucket:
+    """Blocks of weights that travel together, with their places in memory and their owners."""
 
     def __init__(self) -> None:
-        self.pieces: list[Block] = []
+        self.blocks: list[Block] = []
         self.places: list[slice] = []
         self.owners: list[int] = []
         self.elements = 0
 
-    def add(self, piece: Block, start: int, owner: int) -> None:
-        """Take a piece along, of a parameter that begins at ``start``."""
-        self.pieces.append(piece)
-        self.places.append(slice(start + piece.start, start + piece.stop))
+    def add(self, block: Block, start: int, owner: int) -> None:
+        """Add a block of a parameter that begins at ``start`` in memory."""
+        self.blocks.append(block)
+        self.places.append(slice(start + block.start, start + block.stop))
         self.owners.append(owner)
-        self.elements += piece.stop - piece.start
+        self.elements += block.stop - block.start
 
 
 class Weights:
     """Parameters of one type and device, moved to memory of the group.
 
-    They travel in lots, in the order of the parameters, so that the first can be used while the last are on the way.
+    They travel in buckets, in the order of the parameters, so that the first can be used while the last still travel.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], ownership: Ownership, group: Group) -> None:
@@ -53,62 +53,66 @@ class Weights:
                 parameter.data = place
             elif not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
-        self._lots = _make_lots(starts, ownership, _LOT_BYTES // first.element_size())
+        self._buckets = _fill_buckets(starts, ownership, _BUCKET_BYTES // first.element_size())
 
     def begin(self) -> list["Arrival"]:
-        """Begin to take what others own; all ranks call this together, when they have updated their own."""
+        """Begin to copy the blocks of other ranks. All ranks call this together, after they have updated their own."""
         if not self._is_direct:
-            for lot in self._lots:
-                self._copy(lot, is_own=True)
+            for bucket in self._buckets:
+                self._copy(bucket, is_own=True)
             torch.cuda.current_stream(self._parameters[0].device).synchronize()
         return [
-            Arrival(self, lot, self._group.broadcast_blocks_nowait(self._array, blocks=lot.places, owners=lot.owners))
-            for lot in self._lots
+            Arrival(
+                self,
+                bucket,
+                self._group.broadcast_blocks_nowait(self._array, blocks=bucket.places, owners=bucket.owners),
+            )
+            for bucket in self._buckets
         ]
 
-    def end(self, lot: Lot) -> None:
-        """A lot is here: bring it to the device, if there is one."""
+    def end(self, bucket: WeightBucket) -> None:
+        """Copy a bucket that has arrived to the device, if the model is on one."""
         if not self._is_direct:
-            self._copy(lot, is_own=False)
+            self._copy(bucket, is_own=False)
 
-    def parameters_of(self, lot: Lot) -> list[torch.nn.Parameter]:
-        """The parameters that some of a lot is of."""
-        return [self._parameters[entry] for entry in {piece.parameter for piece in lot.pieces}]
+    def parameters_of(self, bucket: WeightBucket) -> list[torch.nn.Parameter]:
+        """Return the parameters that have blocks in a bucket."""
+        return [self._parameters[number] for number in {block.parameter for block in bucket.blocks}]
 
-    def _copy(self, lot: Lot, *, is_own: bool) -> None:
-        """Copy the own pieces from the device, or all others to it."""
-        for piece, place, owner in zip(lot.pieces, lot.places, lot.owners, strict=True):
+    def _copy(self, bucket: WeightBucket, *, is_own: bool) -> None:
+        """Copy this rank's own blocks from the device, or the blocks of other ranks to it."""
+        for block, place, owner in zip(bucket.blocks, bucket.places, bucket.owners, strict=True):
             if (owner == self._group.rank) == is_own:
-                device = self._parameters[piece.parameter].data.view(-1)[piece.start : piece.stop]
+                device = self._parameters[block.parameter].data.view(-1)[block.start : block.stop]
                 host = self._mirror[place]
                 (host if is_own else device).copy_(device if is_own else host, non_blocking=True)
 
 
 class Arrival:
-    """A lot on its way."""
+    """A bucket of weights that is on its way to this rank."""
 
-    def __init__(self, weights: Weights, lot: Lot, pending: Pending[Array]) -> None:
-        self._weights, self._lot, self._pending = weights, lot, pending
+    def __init__(self, weights: Weights, bucket: WeightBucket, pending: Pending[Array]) -> None:
+        self._weights, self._bucket, self._pending = weights, bucket, pending
         self._is_here = False
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What it is of."""
-        return self._weights.parameters_of(self._lot)
+        """The parameters that have blocks in the bucket."""
+        return self._weights.parameters_of(self._bucket)
 
     def wait(self) -> None:
-        """Return when it is here."""
+        """Return when the bucket has arrived."""
         if not self._is_here:
             self._pending.wait()  # its call has a deadline
-            self._weights.end(self._lot)
+            self._weights.end(self._bucket)
             self._is_here = True
 
 
-def _make_lots(starts: Sequence[int], ownership: Ownership, most: int) -> list[Lot]:
-    lots = [Lot()]
+def _fill_buckets(starts: Sequence[int], ownership: Ownership, most: int) -> list[WeightBucket]:
+    buckets = [WeightBucket()]
     pairs = zip(ownership.blocks, ownership.owners, strict=True)
-    for piece, owner in sorted(pairs, key=lambda pair: (pair[0].parameter, pair[0].start)):
-        if lots[-1].elements >= most:
-            lots.append(Lot())
-        lots[-1].add(piece, starts[piece.parameter], owner)
-    return lots
+    for block, owner in sorted(pairs, key=lambda pair: (pair[0].parameter, pair[0].start)):
+        if buckets[-1].elements >= most:
+            buckets.append(WeightBucket())
+        buckets[-1].add(block, starts[block.parameter], owner)
+    return buckets

@@ -1,4 +1,4 @@
-"""Weights that arrive while the next forward pass goes on: modules wait for their own before they compute."""
+"""Weights that arrive during the next forward pass: each module waits for its own weights before it computes."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -9,10 +9,10 @@ from phalanx.parallel.optimizer import Arrival
 
 
 class Arrivals:
-    """What is on its way to which parameters.
+    """The weights that are on their way, by parameter.
 
-    Each module's forward waits for the parameters that the module has, and for those of modules inside it for which
-    none of these has ever waited: some modules are never called, but only asked for their parameters.
+    The forward pass of a module waits for the module's own parameters. It also waits for parameters of inner modules
+    that have never waited themselves: some modules are never called, and others use their parameters.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Arrivals:
         self._depths: dict[int, int] = {}  # of each parameter, how far inside the innermost module is that waited
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Have the modules of a model wait from now on, also before weights are saved or loaded."""
+        """Make the modules of a model wait from now on, also before their weights are saved or loaded."""
         for name, module in model.named_modules():
             own = {id(parameter) for parameter in module.parameters(recurse=False)}
             inside = [id(parameter) for parameter in module.parameters()]
@@ -31,13 +31,13 @@ class Arrivals:
             module.register_load_state_dict_pre_hook(lambda *_: self.wait())
 
     def put(self, arrival: Arrival) -> None:
-        """Something is on its way."""
+        """Add weights that are on their way."""
         self._all.append(arrival)
         for parameter in arrival.parameters:
             self._of.setdefault(id(parameter), []).append(arrival)
 
     def wait(self) -> None:
-        """Return when everything is there."""
+        """Return when all weights have arrived."""
         for arrival in self._all:
             arrival.wait()
         self._all.clear()

@@ -1,4 +1,4 @@
-"""Whether an optimizer can update a parameter piece by piece."""
+"""Whether an optimizer can update a parameter block by block."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError
 from phalanx.parallel.reduction import Unit, parse
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-"""Makes an optimizer of groups of parameters, with settings of its own."""
+"""Makes an optimizer from groups of parameters."""
 
 _STEPS = 3
 _SIDE = 256  # some factor only what is larger than 128 each way
@@ -21,7 +21,7 @@ _REFUSED = {
 
 
 def check_class(optimizer_class: object) -> None:
-    """Return if this is a class of optimizers that ranks can share the work of."""
+    """Raise ConfigError unless this is a class of optimizers that can be sharded."""
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
         raise ConfigError(
             f"{optimizer_class!r} is no class of optimizers: pass one of torch.optim or your own subclass"
@@ -37,7 +37,7 @@ def choose_unit(
     groups: Iterable[Mapping[str, Any]],
     device: torch.device,
 ) -> Unit:
-    """The unit that is asked for, if the optimizer can do with it; else blocks, or whole parameters if it must.
+    """Return the unit that is asked for, or else blocks if the optimizer is element-wise, and whole parameters if not.
 
     ``groups`` has the settings of every group of parameters.
     """
@@ -54,7 +54,7 @@ def choose_unit(
 
 
 def is_elementwise(make: Make, settings: Mapping[str, Any], device: torch.device) -> bool:
-    """Whether a parameter gets the same bits if it is updated in pieces: tried out with a small one."""
+    """Return whether an update in blocks gives the same bits as an update of the whole, found by a trial."""
     random = torch.Generator().manual_seed(0)
     whole = torch.nn.Parameter(torch.randn(_SIDE, _SIDE, generator=random).to(device))
     parts = [torch.nn.Parameter(part.clone()) for part in whole.data.view(-1).split(_PART)]

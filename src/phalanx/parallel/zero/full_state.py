@@ -1,4 +1,4 @@
-"""The state of an optimizer that ranks share, brought together; and the form that torch's own optimizers give it."""
+"""The state of all shards put together, in the form of torch's own optimizers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from phalanx.parallel.optimizer import Label, from_tensor, parse_label, to_tenso
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """A tensor that a rank has."""
+    """The description of a tensor that a rank sends."""
 
     label: str
     dtype: str
@@ -23,7 +23,7 @@ class _Item(msgspec.Struct, frozen=True):
 def collect(
     labelled: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], group: Group, to: int
 ) -> dict[str, torch.Tensor] | None:
-    """All ranks' labelled tensors on rank ``to``, spans put together to the shapes of their parameters; else None."""
+    """Return the labelled tensors of all ranks on rank ``to``, spans joined to whole parameters; None elsewhere."""
     if to not in range(group.size):
         raise ConfigError(f"there is no rank {to} to collect the state on: pass one from 0 to {group.size - 1}")
     own = [_Item(label, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for label, each in labelled.items()]
@@ -34,10 +34,10 @@ def collect(
         return None
     found: dict[str, torch.Tensor] = {}
     queues = [msgspec.json.decode(text.tobytes(), type=list[_Item]) for text in listed]
-    for turn in range(max(map(len, queues))):  # one of each at a time, so that nobody waits for all others
+    for position in range(max(map(len, queues))):  # one of each rank at a time, so that none waits for all others
         for rank, queue in enumerate(queues):
-            if turn < len(queue):
-                item = queue[turn]
+            if position < len(queue):
+                item = queue[position]
                 tensor = labelled[item.label].detach().cpu().clone() if rank == to else _receive(item, group, rank)
                 _place(found, parse_label(item.label), tensor, shapes)
     return found
@@ -46,7 +46,7 @@ def collect(
 def make_full(
     labelled: Mapping[str, torch.Tensor], names: Sequence[str], groups: Sequence[tuple[Mapping[str, Any], int]]
 ) -> dict[str, Any]:
-    """What a full optimizer's ``state_dict`` would be, for groups with settings and so many of the parameters each."""
+    """Return the ``state_dict`` of a full optimizer; ``groups`` has settings and number of parameters of each."""
     numbers = {name: number for number, name in enumerate(names)}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for text, tensor in labelled.items():
@@ -60,7 +60,7 @@ def make_full(
 
 
 def labels_of_full(state_dict: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The labelled tensors of a full optimizer's ``state_dict``."""
+    """Return the labelled tensors of a full optimizer's ``state_dict``."""
     return {
         str(Label(names[number], key)): to_tensor(value)
         for number, kept in state_dict["state"].items()

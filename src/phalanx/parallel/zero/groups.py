@@ -1,4 +1,4 @@
-"""The parameters that an optimizer is given: in groups, once each, and known by name."""
+"""The parameters of an optimizer: their groups, a check that each is given once, and their names."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -14,12 +14,12 @@ Settings = dict[str, Any]  # Any: as the optimizer's class takes them
 
 
 def settings_of(group: Mapping[str, Any]) -> Settings:
-    """What a group of parameters says besides which they are."""
+    """Return the settings of a group of parameters."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def list_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """The groups that torch's optimizers make of what they take: tensors, pairs with names, or groups of these."""
+    """Return groups as torch's optimizers make them, from tensors, pairs of name and tensor, or groups of these."""
     if isinstance(params, torch.nn.Module):
         raise ConfigError("this is a model: pass its parameters, model.parameters()")
     given = list(params)
@@ -37,7 +37,7 @@ def list_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def check_once(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Return if no parameter is there twice."""
+    """Raise ConfigError if a parameter is given twice."""
     seen: dict[int, str] = {}
     for number, group in enumerate(groups):
         for place, parameter in enumerate(group["params"]):
@@ -52,7 +52,7 @@ def check_once(groups: Iterable[Mapping[str, Any]]) -> None:
 
 
 def find_homes(groups: Iterable[Mapping[str, Any]], group: Group) -> list[DataParallel]:
-    """All that average gradients of these parameters in ``group``; ConfigError if one is averaged by none of them."""
+    """Return each ``DataParallel`` that averages some of these parameters; ConfigError if none averages one of them."""
     made = [each for each in group.companions if isinstance(each, DataParallel)]
     home_of = {id(parameter): home for home in made for parameter in home.module.parameters()}
     found: dict[int, DataParallel] = {}
@@ -70,9 +70,9 @@ def find_homes(groups: Iterable[Mapping[str, Any]], group: Group) -> list[DataPa
 
 
 def find_defaults(make: Callable[..., torch.optim.Optimizer], groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What an optimizer of these groups does if it is not told otherwise; ConfigError if it takes them not.
+    """Return the default settings of an optimizer of these groups; ConfigError if it refuses them.
 
-    It is tried with one parameter at a time, of every shape there is: some optimizers begin with all of their state.
+    This makes an optimizer for one parameter of each shape at a time, since some optimizers allocate all state at once.
     """
     defaults: dict[str, Any] = {}
     for group in groups:
@@ -89,14 +89,14 @@ def find_defaults(make: Callable[..., torch.optim.Optimizer], groups: Iterable[M
 
 
 def describe(group: Mapping[str, Any]) -> str:
-    """A group in words, for ranks to compare."""
+    """Return a group in words, for ranks to compare."""
     return f"a group of {len(group['params'])} with {settings_of(group)}"
 
 
 def name_parameters(
     groups: Iterable[Mapping[str, Any]], homes: Iterable[DataParallel], known: Mapping[int, str]
 ) -> dict[int, str]:
-    """The name of each parameter by its id: the model's, else the one given with it, else its number.
+    """Return the name of each parameter by its id: the model's name, else the one given with it, else its number.
 
     ``known`` are those of parameters that were there before; ConfigError if two have the same.
     """

@@ -1,4 +1,4 @@
-"""The part of some parameters that a rank updates: their leaves, and how the others get to know what came of them."""
+"""A shard: the blocks of some parameters that a rank updates and sends to the other ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,32 +24,32 @@ Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
 def share_out(named: Named, unit: Unit, way: Way, before: Sequence[int]) -> Ownership:
-    """Who owns what of these parameters; their numbers are their places in ``named``.
+    """Return which rank owns which block of these parameters, numbered as in ``named``.
 
-    ``before`` has what each rank owns already, of other parameters, in elements.
+    ``before`` has the number of elements of other parameters that each rank owns already.
     """
     specs = [ParameterSpec(name, parameter.numel()) for name, parameter in named]
     if unit is Unit.BLOCK:
-        pieces = lay_out(specs, 1).blocks
-        layers = [[number] for number in range(len(pieces))]
+        blocks = lay_out(specs, 1).blocks
+        layers = [[number] for number in range(len(blocks))]
     else:
-        pieces = tuple(Block(number, 0, spec.size) for number, spec in enumerate(specs))
+        blocks = tuple(Block(number, 0, spec.size) for number, spec in enumerate(specs))
         layers = (
             layers_of([name for name, _ in named]) if unit is Unit.LAYER else [[each] for each in range(len(named))]
         )
-    sizes = [sum(pieces[number].stop - pieces[number].start for number in layer) for layer in layers]
+    sizes = [sum(blocks[number].stop - blocks[number].start for number in layer) for layer in layers]
     if unit is Unit.BLOCK and way is Way.BALANCED:
         owners = share_blocks(sizes, before)
     else:
         owners = share_units(sizes, before, way)
     owner_of = {number: owner for layer, owner in zip(layers, owners, strict=True) for number in layer}
-    return Ownership(pieces, tuple(owner_of[number] for number in range(len(pieces))))
+    return Ownership(blocks, tuple(owner_of[number] for number in range(len(blocks))))
 
 
 class Shard:
-    """What this rank updates of a group of parameters. Narrow ones are updated in f32 and then rounded.
+    """The blocks of a group of parameters that this rank updates. Narrow ones are updated in f32 and then rounded.
 
-    Making one moves the parameters to memory that other ranks of the host can read.
+    Making a shard moves the parameters to memory that the other ranks of the host can read.
     """
 
     def __init__(self, named: Named, ownership: Ownership, group: Group) -> None:
@@ -60,10 +60,10 @@ class Shard:
         self._places = [(name, parameter, parameter.data_ptr()) for name, parameter in named]
         own = sorted(ownership.of(group.rank), key=lambda piece: (piece.parameter, piece.start))
         self.leaves = [_make_leaf(*named[piece.parameter], piece) for piece in own]
-        """The pieces of this rank, as parameters for an optimizer."""
+        """The blocks of this rank, as parameters for an optimizer."""
 
     def check(self) -> None:
-        """Raise ConfigError if a parameter lies elsewhere by now: its leaves are where it was."""
+        """Raise ConfigError if a parameter has moved to other memory: its leaves still use the old memory."""
         for name, parameter, address in self._places:
             if parameter.data_ptr() != address:
                 raise ConfigError(
@@ -71,9 +71,9 @@ class Shard:
                 )
 
     def begin(self, factor: float | None) -> None:
-        """Give every leaf its gradient, times ``factor`` if there is one."""
+        """Set the gradient of every leaf, multiplied by ``factor`` if there is one."""
         for leaf in self.leaves:
-            gradient = None if leaf.parameter.grad is None else _piece(leaf, leaf.parameter.grad.contiguous())
+            gradient = None if leaf.parameter.grad is None else _elements(leaf, leaf.parameter.grad.contiguous())
             if gradient is not None and factor is not None:
                 gradient.mul_(factor)
             if _is_master(leaf):
@@ -82,33 +82,33 @@ class Shard:
             leaf.block.grad = gradient
 
     def end(self) -> None:
-        """Round what is narrow, and let go of the gradients."""
+        """Drop the gradients, and write the rounded values into narrow parameters."""
         for leaf in self.leaves:
             leaf.block.grad = None
             if _is_master(leaf):
-                _piece(leaf, leaf.parameter.data).copy_(leaf.block.data)
+                _elements(leaf, leaf.parameter.data).copy_(leaf.block.data)
 
     def share(self) -> list[Arrival]:
-        """Begin to take what others have updated; all ranks call this together."""
+        """Begin to copy the blocks that other ranks have updated. All ranks call this together."""
         return [arrival for weights in self._weights for arrival in weights.begin()]
 
     def masters(self) -> list[torch.nn.Parameter]:
-        """The pieces that are kept in f32 because the parameter is narrow."""
+        """Return the blocks that this rank keeps in f32 because their parameters are narrow."""
         return [leaf.block for leaf in self.leaves if _is_master(leaf)]
 
     def take_masters(self, kept: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]]) -> None:
-        """Take the masters out of what is kept; where there is none, what is there now becomes it, widened."""
+        """Take the f32 values out of a loaded state; if it has none, widen the present weights instead."""
         for leaf in self.leaves:
             found = kept.get(leaf.block, {})
             master = found.pop("master", None)
             if _is_master(leaf):
-                leaf.block.data.copy_(_piece(leaf, leaf.parameter.data) if master is None else master)
+                leaf.block.data.copy_(_elements(leaf, leaf.parameter.data) if master is None else master)
                 narrow = {key: each for key, each in found.items() if torch.is_tensor(each) and each.dtype in NARROW}
                 found |= {key: each.float() for key, each in narrow.items()}
 
 
 def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
-    """Parameters of one type and device are moved together."""
+    """Move the parameters to memory of the group, those of one type and device together."""
     alike: dict[object, list[int]] = {}
     for number, (_, parameter) in enumerate(named):
         alike.setdefault((parameter.dtype, parameter.device), []).append(number)
@@ -120,8 +120,8 @@ def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
             for piece, owner in zip(ownership.blocks, ownership.owners, strict=True)
             if piece.parameter in chosen
         ]
-        pieces, owners = zip(*pairs, strict=True)
-        found.append(Weights([named[number][1] for number in numbers], Ownership(pieces, owners), group))
+        blocks, owners = zip(*pairs, strict=True)
+        found.append(Weights([named[number][1] for number in numbers], Ownership(blocks, owners), group))
     return found
 
 
@@ -132,8 +132,8 @@ def _make_leaf(name: str, parameter: torch.nn.Parameter, piece: Block) -> Leaf:
     return Leaf(name, parameter, block, piece.start)
 
 
-def _piece(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
-    """What a leaf is of a tensor that is like its parameter."""
+def _elements(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a leaf in a tensor that is shaped like its parameter."""
     return tensor if leaf.is_whole else tensor.view(-1)[leaf.start : leaf.stop]
 
 
@@ -142,8 +142,8 @@ def _is_master(leaf: Leaf) -> bool:
 
 
 def _renew(leaf: Leaf) -> None:
-    """Take over weights that somebody else has changed, for example by loading others."""
-    narrow = _piece(leaf, leaf.parameter.data)
+    """Take over weights that the program has changed, for example by loading a checkpoint."""
+    narrow = _elements(leaf, leaf.parameter.data)
     is_ours = narrow == leaf.block.data.to(narrow.dtype)
     if not is_ours.all():
         leaf.block.data.copy_(torch.where(is_ours, leaf.block.data, narrow.float()))

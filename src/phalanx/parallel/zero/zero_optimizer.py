@@ -1,4 +1,4 @@
-"""ZeRO-1: an optimizer of which every rank has a part, and all ranks together do what one would do, bit for bit."""
+"""ZeRO-1: an optimizer that is sharded over the ranks, and gives the weights of the full optimizer, bit for bit."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ from phalanx.parallel.zero.shard import Shard, share_out
 
 
 class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is untyped to mypy
-    """An optimizer whose state is spread over the ranks of a group: each updates what it owns, and tells the others.
+    """An optimizer whose state is sharded: each rank updates the blocks that it owns and sends them to the others.
 
-    The parameters are those of a ``DataParallel``, which from now on gives each rank only the means that it needs. They
-    are cut into blocks, if ``optimizer_class`` gives the same bits for parts of a parameter, which is tried out; else
-    each has one owner; or as ``unit`` (block, parameter, layer) and ``way`` (balanced, contiguous, round-robin) say.
-    Narrow parameters are updated in f32. With ``overlap`` weights arrive while the next forward pass goes on: before
-    you look at them or call the group yourself, ``wait()``. ``settings`` are those of the class.
+    The parameters belong to a ``DataParallel``, which from now on gives each rank only the means of its own blocks. If
+    a trial shows that ``optimizer_class`` is element-wise, parameters are cut into blocks; else each has one owner.
+    ``unit`` (block, parameter, layer) and ``way`` (balanced, contiguous, round-robin) choose otherwise. Narrow
+    parameters are updated in f32. With ``overlap`` weights arrive during the next forward pass: call ``wait()`` before
+    you read them or call the group yourself. ``settings`` are passed to the class.
     """
 
     _step_supports_amp_scaling = True  # so that GradScaler says whether it has touched the gradients
@@ -72,10 +72,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
             [_own_group(one, shard) for one, shard in zip(self.param_groups, self._shards, strict=True)]
         )
         self.state = self._optimizer.state
-        """What this rank keeps, by its own pieces of the parameters."""
+        """The state of this rank, by its own blocks of the parameters."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with settings of their own; all ranks add the same. What is kept of others stays as it is."""
+        """Add parameters with settings of their own. All ranks add the same, and the state of the others is kept."""
         if self._optimizer is None:  # torch's constructor calls this for each of the first groups
             super().add_param_group(param_group)
             return
@@ -90,7 +90,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         self._optimizer.add_param_group(_own_group(self.param_groups[-1], self._shards[-1]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # Any: whatever the closure gives
-        """Update what this rank owns, and take what others have updated; all ranks call this together."""
+        """Update this rank's shard and get the updated blocks of the others. All ranks call this together."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -111,13 +111,13 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
             home.forget_gradients(self._names)
 
     def wait(self) -> None:
-        """Return when all weights are there that the last step has sent on their way, if steps overlap."""
+        """Return when all weights of the last step have arrived; without ``overlap`` they have."""
         self._arrivals.wait()
 
     # State
 
     def labelled_state(self) -> dict[str, torch.Tensor]:
-        """What this rank keeps, by parameter and span: ``name.key[start:stop]``, or ``name.key`` if it has it all."""
+        """Return this rank's state by label: ``name.key[start:stop]``, or ``name.key`` for a whole parameter."""
         return self._gather(is_joined=True)
 
     def _gather(self, *, is_joined: bool) -> dict[str, torch.Tensor]:
@@ -128,9 +128,9 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         return gather(kept, [leaf for shard in self._shards for leaf in shard.leaves], is_joined=is_joined)
 
     def load_labelled_state(self, labelled: Mapping[str, torch.Tensor]) -> None:
-        """Load what ``labelled_state`` gave on all ranks of a group of any size; of it, only this rank's part is read.
+        """Load the ``labelled_state`` of all ranks of a group of any size. This rank reads only its own shard of it.
 
-        If some of that is missing, nothing is changed. What was kept before is forgotten.
+        The present state is replaced. If some of the shard is missing, nothing is changed.
         """
         assert self._optimizer
         check_names(labelled, list(self._names.values()))
@@ -142,7 +142,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         self.state.update(found)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's shard, for the same rank of a group of the same size; ``consolidate`` gives all of it."""
+        """Return this rank's shard, for the same rank of a group of the same size; ``consolidate`` returns all."""
         groups = [
             {**settings_of(one), "params": [self._names[id(each)] for each in one["params"]]}
             for one in self.param_groups
@@ -150,7 +150,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         return {"state": self.labelled_state(), "param_groups": groups, "shard": self._place()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
-        """Load this rank's shard, or, on every rank, what ``consolidate`` or a full optimizer's ``state_dict`` gave."""
+        """Load this rank's shard or, on every rank, the full state of ``consolidate`` or of a plain optimizer."""
         if state_dict is None:
             raise ConfigError("there is no state to load: consolidate() gives it to one rank, which must pass it on")
         shard, ours = state_dict.get("shard"), self._place()
@@ -168,9 +168,9 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
             one.update(settings_of(loaded))
 
     def consolidate(self, to: int = 0) -> dict[str, Any] | None:
-        """Give rank ``to`` the whole state, as a full optimizer's ``state_dict``; all ranks call this together.
+        """Return the whole state on rank ``to``, as a full optimizer's ``state_dict``. All ranks call this together.
 
-        It comes piece by piece: nobody holds more than the whole and one piece, beside its own shard.
+        It travels one tensor at a time, so rank ``to`` holds the whole, one more tensor, and its own shard.
         """
         shapes = {self._names[id(each)]: each.shape for one in self.param_groups for each in one["params"]}
         self.wait()
@@ -182,11 +182,11 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         return None if found is None else make_full(found, list(shapes), groups)
 
     def owned_fraction(self) -> float:
-        """How much of all elements that are updated this rank owns."""
+        """Return the fraction of all updated elements that this rank owns."""
         return self._ownership.fraction(self._group.rank)
 
     def state_bytes(self) -> int:
-        """The bytes of all that this rank keeps, counted in the tensors that are there."""
+        """Return the bytes of this rank's state, counted in its tensors."""
         kept = [value for each in self.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
         masters = [block for shard in self._shards for block in shard.masters()]
         return sum(each.nbytes for each in kept + masters)
@@ -210,7 +210,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
                     self._arrivals.watch(home.module)
 
     def _share_out(self, groups: Iterable[Mapping[str, Any]]) -> list[Shard]:
-        """Share groups of parameters out, and have gradients averaged accordingly."""
+        """Choose the owners of these parameters, and make each ``DataParallel`` send means only to them."""
         shared: list[tuple[list[tuple[str, torch.nn.Parameter]], Ownership]] = []
         for group in groups:
             chosen = [each for each in group["params"] if each.numel() and self._can_train(each)]
@@ -232,7 +232,7 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         return [Shard(named, ownership, self._group) for named, ownership in shared]
 
     def _can_train(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter gets gradients, or, if nobody else has to know, may get some later."""
+        """Return whether a parameter gets gradients, or, in a group of one, may get some later."""
         return bool(parameter.requires_grad or (self._group.size == 1 and parameter.is_floating_point()))
 
     def _update(self) -> None:
