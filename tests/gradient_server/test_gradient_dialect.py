@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from phalanx.errors import BadFrame, CollectiveMismatch, Halted, JoinRefused, NonFiniteGradient, PeerLost
+from phalanx.errors import BadFrame, CollectiveMismatch, Halted, JoinRefused, LinkClosed, NonFiniteGradient, PeerLost
 from phalanx.gradient_server import Component, GradientServer, ModelBlock, Whole, WorkerClient
 from phalanx.wire import Address
 
@@ -166,6 +166,24 @@ def test_samples_that_are_counted_behind_the_gradient_still_weigh_it(stack):
     mean = server.exchange(0, Whole())
 
     assert mean.gradients.tolist() == [0.75] * 4
+
+
+def test_a_worker_may_go_away_while_the_server_says_farewell(stack):
+    server, (worker,) = star(stack, 1, timeout_s=30.0)
+    elements = 16 << 20  # more than fits into the buffers of a connection
+    pool = stack.enter_context(ThreadPoolExecutor(2))
+
+    exchanging = pool.submit(server.exchange, 0, Whole())
+    worker.socket.sendall(whole(0, 0, np.ones(elements, F32), 0.0, 0, 1))
+    worker.socket.recv(1)  # of the mean, most of which is still to be sent
+    closing_server = pool.submit(server.close)
+    while not server._star._is_closing:
+        pass
+    worker.close()
+    closing_server.result()
+
+    with pytest.raises(LinkClosed, match="this gradient server was shut down"):
+        exchanging.result()
 
 
 def test_the_second_conversation_of_entrenar_byte_for_byte(stack):

@@ -16,22 +16,22 @@ TIMES = 200
 
 
 class Usage:
-    """The descriptors, threads and memory of this process at one moment."""
+    """The descriptors, threads and memory of this process, when what was dropped has left in threads of its own."""
 
     def __init__(self):
         gc.collect()
+        for thread in threading.enumerate():
+            if thread.name == "phalanx-leave":
+                thread.join(30)
         self.descriptors = len(list(Path("/proc/self/fd").iterdir()))
         self.threads = threading.active_count()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.resident_bytes = pages * resource.getpagesize()
 
     def wait_until_back(self):
-        """Return when this process uses no more than it did here; what is dropped leaves in threads of its own."""
+        """Return when this process uses no more than it did here; a thread may hold the last reference for a moment."""
         deadline, now = Deadline.after(30), Usage()
-        while (now.descriptors, now.threads) > (self.descriptors, self.threads) and not deadline.has_passed:
-            for thread in threading.enumerate():
-                if thread.name == "phalanx-leave":
-                    thread.join(30)
+        while (now.descriptors > self.descriptors or now.threads > self.threads) and not deadline.has_passed:
             now = Usage()
         assert now.descriptors <= self.descriptors
         assert now.threads <= self.threads

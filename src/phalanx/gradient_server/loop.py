@@ -277,7 +277,8 @@ class Star:
                 return
             for worker in list(self._connections):
                 self._attend(worker)
-                self._speak(worker)
+                if worker in self._connections:  # it may have gone away meanwhile
+                    self._speak(worker)
 
     def _shut_down(self) -> None:
         with self._calling:
