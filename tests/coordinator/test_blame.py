@@ -138,4 +138,4 @@ def test_a_stall_is_named_with_who_waited_for_how_long_and_what_to_do():
     found = find_stalled({0: {1: 12.34}}, {1: 12.0}, {0: 10.0})
 
     words = "rank 0 has waited 12.3 s for rank 1, which does nothing: it is stopped, or stuck; look at that process, "
-    assert found.words == words + "or allow more than 10 s with --stall"
+    assert found.words == words + "or allow more than 10 s with --stall or PHALANX_STALL"

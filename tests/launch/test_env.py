@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
 from phalanx.group import Over
-from phalanx.launch.env import Launch, find_launch, first_host, worker_environ
+from phalanx.launch.env import Launch, find_launch, find_times, first_host, worker_environ
 from phalanx.wire import Address
 
 PHALANX = {
@@ -220,6 +220,40 @@ def test_a_worker_finds_what_the_launcher_wrote(host, monkeypatch):
 
     assert find_launch(environ) == launch
     assert environ["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_worker_that_joins_finds_the_times_that_the_launcher_was_given():
+    launch = Launch(
+        rank=None, size=None, job="j", coordinator=(Address(host="::1", port=4000),), patience_s=2.5, stall_s=60.0
+    )
+
+    assert find_times(worker_environ(launch, threads=2)) == (2.5, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "times"),
+    [
+        ({}, (None, None), (None, None)),
+        ({"PHALANX_PATIENCE": "2", "PHALANX_STALL": ""}, (None, None), (2.0, None)),
+        ({"PHALANX_PATIENCE": "2", "PHALANX_STALL": "9"}, (None, 7.0), (2.0, 7.0)),
+    ],
+)
+def test_times_that_are_given_count_more_than_the_environment(environ, given, times):
+    assert find_times(environ, *given) == times
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"PHALANX_PATIENCE": "soon"}, "PHALANX_PATIENCE must be a number of seconds, not 'soon'"),
+        ({"PHALANX_PATIENCE": "nan"}, "patience is from 0.1 to 3600 seconds, not nan"),
+        ({"PHALANX_STALL": "0"}, "the stall time is from 0.1 to 1000000 seconds, not 0"),
+        ({"PHALANX_STALL": "inf"}, "the stall time is from 0.1 to 1000000 seconds, not inf"),
+    ],
+)
+def test_times_that_nobody_can_mean_are_refused(environ, words):
+    with pytest.raises(ConfigError, match=words):
+        find_times(environ)
 
 
 def test_the_user_decides_about_threads(monkeypatch):

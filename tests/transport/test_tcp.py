@@ -1,4 +1,5 @@
 import socket
+import sys
 import threading
 from contextlib import ExitStack, closing
 
@@ -6,7 +7,7 @@ import pytest
 from link_pairs import tcp_pair
 
 from phalanx.errors import ConfigError, ConnectError, PeerLost
-from phalanx.transport import Deadline, Epoch, Listener, connect, format_address, tcp
+from phalanx.transport import Deadline, Epoch, Listener, connect, format_address, keep_alive, tcp
 from phalanx.wire import Address
 
 
@@ -103,6 +104,22 @@ def test_both_ends_send_small_frames_at_once_and_notice_machines_that_vanish(lev
     with closing(near), closing(far):
         assert near._socket.getsockopt(level, option)
         assert far._socket.getsockopt(level, option)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the times are those of the system")
+@pytest.mark.parametrize("patience_s", [2, 3, 5, 30, 3600])
+def test_the_kernel_is_told_to_notice_within_the_patience(patience_s):
+    near, far = tcp_pair("127.0.0.1")
+
+    with closing(near), closing(far):
+        keep_alive(near._socket, patience_s, is_always_read=True)
+        idle_s, interval_s, probes, unacknowledged_ms = (
+            near._socket.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        )
+
+    assert idle_s + interval_s * probes <= patience_s
+    assert unacknowledged_ms < 1000 * patience_s
 
 
 def test_a_listener_without_callers_returns_none_at_once():

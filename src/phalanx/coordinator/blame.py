@@ -67,7 +67,8 @@ def find_stalled(
             if min(seconds, idle_s.get(rank, 0.0)) >= stall_s[waiter]:
                 words = (
                     f"rank {waiter} has waited {seconds:.1f} s for rank {rank}, which does nothing: it is stopped, or "
-                    f"stuck; look at that process, or allow more than {stall_s[waiter]:g} s with --stall"
+                    f"stuck; look at that process, or allow more than {stall_s[waiter]:g} s with --stall or "
+                    "PHALANX_STALL"
                 )
                 return Culprit(Cause.STALLED, rank, words)
     return None

@@ -63,6 +63,11 @@ class FaultyLink:
         self._check_cut()
         return self._link.fileno()
 
+    def check(self) -> None:
+        """Raise ``PeerLost`` if the peer has been out of reach for too long."""
+        self._check_cut()
+        self._link.check()
+
     def close(self) -> None:
         """Hang up."""
         self._link.close()

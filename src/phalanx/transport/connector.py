@@ -71,6 +71,10 @@ class LazyLink:
         """The descriptor of the link."""
         return self._made.fileno()
 
+    def check(self) -> None:
+        """Raise ``PeerLost`` if the peer has been out of reach for too long."""
+        self._made.check()
+
     def close(self) -> None:
         """Hang up if there is a link, and never make one again."""
         self._is_closed = True
@@ -88,7 +92,7 @@ class TcpConnector:
 
     A thread accepts all calls, whether or not this rank has asked for them: so a rank that dials never has to wait
     until its peer comes to the same call. ``own`` is what this rank says of itself; its key is that of the epoch. A
-    link on which nothing is sent breaks when its other end has been out of reach for ``patience_s``.
+    rank that waits for a link learns when its other end has been out of reach for ``patience_s``.
     """
 
     def __init__(
@@ -159,7 +163,7 @@ class TcpConnector:
 
     def _link(self, connected: socket.socket, peer: int) -> StreamLink:
         keep_alive(connected, self._patience_s)
-        return StreamLink(connected, peer)
+        return StreamLink(connected, peer, self._patience_s)
 
     def close(self) -> None:
         """Stop listening, and hang up on everybody who waits here. Closing twice is harmless."""

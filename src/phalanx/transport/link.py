@@ -7,6 +7,8 @@ from typing import Protocol
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
 
+_LOOK_S = 0.5  # how often to look whether the peers are still in reach
+
 
 class Link(Protocol):
     """An ordered, lossless stream of bytes to one peer.
@@ -26,6 +28,9 @@ class Link(Protocol):
     def fileno(self) -> int:
         """The descriptor to poll: readable when bytes arrive, writable when there is room."""
 
+    def check(self) -> None:
+        """Raise ``PeerLost`` if the peer has been out of reach for too long. A link that cannot know does nothing."""
+
     def close(self) -> None:
         """Hang up; the peer sees it after the bytes sent so far. Closing twice is harmless."""
 
@@ -33,7 +38,7 @@ class Link(Protocol):
 def wait_for_links(sending: Collection[Link], receiving: Collection[Link], deadline: Deadline, epoch: Epoch) -> bool:
     """Wait until one of the links can go on; False if the deadline passed first.
 
-    Raises the epoch's error as soon as it is revoked.
+    Raises the epoch's error as soon as it is revoked, and ``PeerLost`` if a peer is out of reach.
     """
     interest: dict[int, int] = {epoch.fileno(): select.POLLIN}
     for link in sending:
@@ -43,6 +48,8 @@ def wait_for_links(sending: Collection[Link], receiving: Collection[Link], deadl
     poll = select.poll()
     for descriptor, events in interest.items():
         poll.register(descriptor, events)
-    ready = poll.poll(deadline.remaining_s() * 1000)
+    while not (ready := poll.poll(min(deadline.remaining_s(), _LOOK_S) * 1000)) and not deadline.has_passed:
+        for link in (*sending, *receiving):
+            link.check()
     epoch.check()
     return bool(ready)

@@ -4,6 +4,7 @@ import socket
 import ssl
 
 from phalanx.errors import LinkClosed, PeerLost
+from phalanx.transport.tcp import is_out_of_reach
 
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """What a socket that never waits raises where it would have to."""
@@ -13,11 +14,13 @@ class StreamLink:
     """The ``Link`` over any stream socket: TCP, with TLS or without, or a socket pair inside one process.
 
     TLS may hold bytes that it has deciphered already and that no poll shows: wait only after 0 bytes were received.
+    With ``patience_s`` the connection is TCP, and ``check`` finds a peer that is out of reach for so long.
     """
 
-    def __init__(self, connected: socket.socket, peer: int) -> None:
+    def __init__(self, connected: socket.socket, peer: int, patience_s: float | None = None) -> None:
         connected.setblocking(False)
         self.peer = peer
+        self._patience_s = patience_s
         self._socket = connected
 
     def send_nowait(self, data: memoryview) -> int:
@@ -47,6 +50,11 @@ class StreamLink:
         if descriptor < 0:
             raise LinkClosed(f"the link to rank {self.peer} was closed on this side", peer=self.peer)
         return descriptor
+
+    def check(self) -> None:
+        """Raise ``PeerLost`` if what was sent has not been acknowledged for the patience."""
+        if self._patience_s is not None and is_out_of_reach(self._socket, self._patience_s):
+            raise PeerLost(f"rank {self.peer} is out of reach: its machine acknowledges nothing", peer=self.peer)
 
     def close(self) -> None:
         """Hang up."""

@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from phalanx.wire import Address
 _PATIENCE_S = 5.0  # until the owner of a connection says otherwise
 _ATTEMPT_S = 3.0  # one silent address must not use up the time of the others
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 0.5
+_TCP_INFO = struct.Struct("=2xBB4xI44xI")
+"""Of linux/tcp.h: retransmits, unanswered probes, microseconds between retransmits, milliseconds since an answer."""
 _LOOPBACK_BUFFER_BYTES = 1 << 21  # fits the processor's cache; what the kernel would grow to does not (docs/log.md)
 
 Prove = Callable[[socket.socket, Deadline], socket.socket]
@@ -142,6 +145,7 @@ def keep_alive(connected: socket.socket, patience_s: float, *, is_always_read: b
     The kernel probes a connection on which nothing is sent, in whole seconds: it needs 2 s at least. If the peer reads
     all the time (``is_always_read``), data that it does not acknowledge breaks the connection as well. On a link this
     must not be: there TCP_USER_TIMEOUT would also break the connection to a peer that is busy and does not read yet.
+    There ``is_out_of_reach`` tells the two apart.
     """
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform != "linux":
@@ -153,6 +157,20 @@ def keep_alive(connected: socket.socket, patience_s: float, *, is_always_read: b
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
     if is_always_read:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(700 * patience_s))
+
+
+def is_out_of_reach(connected: socket.socket, patience_s: float) -> bool:
+    """Whether the other machine has not acknowledged for ``patience_s`` what was sent to it again and again (on Linux).
+
+    The kernel does not probe a connection on which data is on its way (see ``keep_alive``). The machine of a peer that
+    is alive but does not read answers every retransmit and every probe.
+    """
+    if sys.platform != "linux":
+        return False
+    info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    retransmits, probes, interval_us, heard_ms = _TCP_INFO.unpack(info)
+    is_unanswered = probes > 1 or (retransmits > 0 and 1000 * heard_ms > interval_us)
+    return bool(is_unanswered and heard_ms > 700 * patience_s)
 
 
 @dataclass(frozen=True, slots=True)
