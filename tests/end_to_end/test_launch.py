@@ -130,6 +130,15 @@ def test_the_first_failure_is_reported_with_its_traceback_and_status(tmp_path):
     assert lines_of(ended.stderr, 0)[-1] == "phalanx.errors.PeerLost: rank 1 failed: ValueError: boom"
 
 
+def test_a_launcher_without_descriptors_says_so_in_one_line(tmp_path):
+    script = write_script(tmp_path, "signal.pause()")
+
+    ended = finish(["bash", "-c", 'ulimit -n 18 && exec "$@"', "bash", *PHALANX, "run", "-n", 8, script])
+
+    assert ended.returncode == 1
+    assert re.fullmatch(r"phalanx: cannot start rank \d: this process may have 18 open files .*\n", ended.stderr)
+
+
 def test_a_worker_that_exits_gives_its_status(tmp_path):
     script = write_script(
         tmp_path,

@@ -15,7 +15,7 @@ from phalanx.cli.run import run
 from phalanx.cli.status import status
 from phalanx.cli.train import train
 from phalanx.cli.verify import verify
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, OutOfResources
 
 app = typer.Typer(
     help="Train one model on many workers: the same weights, bit for bit, whoever dies on the way.",
@@ -39,12 +39,15 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command. A bad request is one line on stderr and exit status 2."""
+    """Run the command. A bad request is one line on stderr and exit status 2, a lack of resources one and status 1."""
     try:
         app(prog_name="phalanx")
     except ConfigError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         sys.exit(2)
+    except OutOfResources as error:
+        print(f"phalanx: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes it by position

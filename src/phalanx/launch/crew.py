@@ -14,7 +14,7 @@ from phalanx.launch import worker
 from phalanx.launch.env import Launch, worker_environ
 from phalanx.launch.output import Lines, Tail, prefix, write_lines
 from phalanx.launch.verdict import End, first_failure
-from phalanx.transport import usable_cpus
+from phalanx.transport import shortage_in_words, usable_cpus
 
 _LOOK_S = 0.05  # how often to check workers that print nothing
 _READ_BYTES = 1 << 16
@@ -67,7 +67,8 @@ class Crew:
     def start(self, launch: Launch, command: list[str]) -> None:
         """Start the next worker."""
         number = len(self._running) + len(self.ends)
-        self._running.append(_Worker(launch, command, number, self._noun, self._size, self._selector))
+        with shortage_in_words(f"cannot start {self._noun} {number}"):
+            self._running.append(_Worker(launch, command, number, self._noun, self._size, self._selector))
 
     def work(self, signals: Signals) -> None:
         """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""

@@ -14,7 +14,7 @@ from phalanx.group import Over
 from phalanx.launch.crew import Crew, Signals
 from phalanx.launch.env import Launch
 from phalanx.launch.verdict import first_failure, report
-from phalanx.transport import Credentials, make_token
+from phalanx.transport import Credentials, make_token, shortage_in_words
 from phalanx.wire import Address
 
 
@@ -59,7 +59,9 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
     job = secrets.token_hex(8)
     credentials = credentials or Credentials(make_token().encode())
     terms = Terms.exactly(program.workers, job, patience_s=program.patience_s, stall_s=program.stall_s)
-    with Coordinator(terms=terms, credentials=credentials) as coordinator:
+    with shortage_in_words("cannot start the coordinator"):
+        serving = Coordinator(terms=terms, credentials=credentials)
+    with serving as coordinator:
         launches = [
             Launch(
                 rank=rank,
