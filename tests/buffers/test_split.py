@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import blocks, even_parts, slices
+from phalanx.buffers import even_parts, slices
 from phalanx.errors import ConfigError
 
 
@@ -27,19 +27,13 @@ def test_more_parts_than_elements_leave_the_last_parts_empty():
 
 
 @settings(deadline=None)
-@given(length=st.integers(0, 300), block=st.integers(1, 40))
-def test_blocks_are_all_full_but_the_last(length, block):
-    cut = blocks(length, block)
+@given(start=st.integers(0, 50), length=st.integers(0, 300), most=st.integers(1, 40))
+def test_slices_are_all_full_but_the_last(start, length, most):
+    found = tuple(slices(slice(start, start + length), most))
 
-    assert covered(cut) == list(range(length))
-    assert all(each.stop - each.start == block for each in cut[:-1])
-    assert all(0 < each.stop - each.start <= block for each in cut)
-
-
-def test_runs_cover_a_part_that_begins_elsewhere_than_at_zero():
-    cut = list(slices(slice(3, 10), 3))
-
-    assert cut == [slice(3, 6), slice(6, 9), slice(9, 10)]
+    assert covered(found) == list(range(start, start + length))
+    assert all(each.stop - each.start == most for each in found[:-1])
+    assert all(0 < each.stop - each.start <= most for each in found)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +41,7 @@ def test_runs_cover_a_part_that_begins_elsewhere_than_at_zero():
     [
         (lambda: even_parts(-1, 2), "cannot hold -1 elements"),
         (lambda: even_parts(4, 0), "into 0 parts"),
-        (lambda: blocks(-1, 2), "cannot hold -1 elements"),
-        (lambda: blocks(4, 0), "slices of 0 elements"),
+        (lambda: slices(slice(0, 4), 0), "slices of 0 elements"),
         (lambda: slices(slice(0, 4), -1), "slices of -1 elements"),
     ],
 )

@@ -5,9 +5,14 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from phalanx.buffers import DType, ReduceOp, even_part, fold, pieces
+from phalanx.buffers import DType, ReduceOp, even_part, fold, pieces, slices
 
 LENGTH = 1000
+
+
+def blocks_of(length, most):
+    """Blocks of ``most`` elements that cover ``length``; the last may be shorter."""
+    return tuple(slices(slice(0, length), most))
 
 
 def lane_values(lane, length=LENGTH):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from group_lanes import ownerships
+from group_lanes import blocks_of, ownerships
 from group_reference import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import DType, blocks
+from phalanx.buffers import DType
 from phalanx.errors import ConfigError
 from phalanx.testing import World
 from phalanx.wire import HEADER_BYTES
@@ -36,7 +36,7 @@ def test_blocks_come_from_their_owners_and_the_rest_is_left_alone(over, ownershi
 
 
 def test_ranks_on_several_hosts_get_all_blocks():
-    cuts, owners = blocks(100, 7), [number * 5 % 4 for number in range(15)]
+    cuts, owners = blocks_of(100, 7), [number * 5 % 4 for number in range(15)]
 
     def work(group):
         array = group.allocate((10, 10), np.int64)
@@ -49,7 +49,7 @@ def test_ranks_on_several_hosts_get_all_blocks():
 
 
 def test_owners_may_change_their_blocks_as_soon_as_the_call_is_over():
-    cuts, owners = blocks(4096, 128), [number % 4 for number in range(32)]
+    cuts, owners = blocks_of(4096, 128), [number % 4 for number in range(32)]
 
     def work(group):
         array = group.allocate(4096, "i64")
@@ -68,7 +68,7 @@ def test_owners_may_change_their_blocks_as_soon_as_the_call_is_over():
 def test_each_rank_sends_its_blocks_once_to_each_peer(owners):
     def work(group):
         before = group.statistics().bytes_sent
-        group.broadcast_blocks(np.zeros(400, np.uint8), blocks=blocks(400, 100), owners=owners)
+        group.broadcast_blocks(np.zeros(400, np.uint8), blocks=blocks_of(400, 100), owners=owners)
         return group.statistics().bytes_sent - before
 
     sent = World(3, "tcp").run(work)

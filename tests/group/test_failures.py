@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 from group_counters import Counters
+from group_lanes import blocks_of
 
-from phalanx.buffers import blocks
 from phalanx.errors import PhalanxError
 from phalanx.testing import World
 
@@ -111,7 +111,7 @@ def test_a_stopped_rank_is_named_at_the_deadline(over, hosts, length):
 @pytest.mark.parametrize("call", ["scatter_lanes", "broadcast_blocks"])
 def test_a_rank_that_dies_before_its_blocks_are_exchanged_is_named(over, call):
     def work(group):
-        rows, cuts = group.allocate((1, 9)), {"blocks": blocks(9, 3), "owners": [0, 1, 2]}
+        rows, cuts = group.allocate((1, 9)), {"blocks": blocks_of(9, 3), "owners": [0, 1, 2]}
         if group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if call == "scatter_lanes":

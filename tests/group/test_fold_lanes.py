@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from group_lanes import LENGTH, contribute, lane_values, tree_sum
+from group_lanes import LENGTH, blocks_of, contribute, lane_values, tree_sum
 
-from phalanx.buffers import blocks, square_norm
+from phalanx.buffers import square_norm
 from phalanx.collectives import Finish
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.testing import World
@@ -16,7 +16,7 @@ def test_every_number_of_ranks_gets_the_bits_of_the_tree(over, size, lanes):
     def work(group):
         rows, out = contribute(group, lanes)
         for _ in range(3):
-            group.fold_lanes(rows, out, lanes=lanes, blocks=blocks(LENGTH, 64))
+            group.fold_lanes(rows, out, lanes=lanes, blocks=blocks_of(LENGTH, 64))
         return out.tobytes()
 
     results = World(size, over).run(work)
@@ -36,7 +36,7 @@ def test_ranks_on_several_hosts_get_the_same_bits():
 
 @pytest.mark.parametrize("over", ["memory", "arena"])
 def test_each_block_is_divided_and_measured_by_one_rank(over):
-    cuts = blocks(LENGTH, 300)
+    cuts = blocks_of(LENGTH, 300)
 
     def work(group):
         rows, out = contribute(group, 4)
@@ -70,7 +70,7 @@ def test_an_earlier_call_in_the_queue_may_fill_the_counts(over):
 def test_ranks_without_a_block_take_part(length):
     def work(group):
         rows, out = contribute(group, 4, length)
-        return group.fold_lanes(rows, out, lanes=4, blocks=blocks(length, 4)).tobytes()
+        return group.fold_lanes(rows, out, lanes=4, blocks=blocks_of(length, 4)).tobytes()
 
     results = [set(World(4, over).run(work)) for over in ("memory", "arena")]
 
@@ -124,7 +124,7 @@ def test_ranks_that_do_something_else_are_told(over):
 @pytest.mark.parametrize("over", ["memory", "arena"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_blocks_that_a_rank_adds_up_first_may_lie_elsewhere(over, size):
-    cuts = blocks(LENGTH, 64)
+    cuts = blocks_of(LENGTH, 64)
 
     def work(group):
         rows, out = group.allocate((1, LENGTH)), group.allocate(LENGTH, shared=True)
@@ -138,7 +138,7 @@ def test_blocks_that_a_rank_adds_up_first_may_lie_elsewhere(over, size):
 
 
 def test_a_finish_or_own_blocks_that_make_no_sense_are_refused_in_words():
-    cuts = blocks(LENGTH, 300)
+    cuts = blocks_of(LENGTH, 300)
 
     def work(group):
         rows, out = contribute(group, 2)

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 from group_counters import Counters
-from group_lanes import contribute, lane_values, tree_sum
+from group_lanes import blocks_of, contribute, lane_values, tree_sum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import blocks, square_norm
+from phalanx.buffers import square_norm
 from phalanx.collectives import Finish
 from phalanx.errors import ConfigError, PeerLost
 from phalanx.testing import World
 from phalanx.wire import HEADER_BYTES
 
 LENGTH = 501
-CUTS = blocks(LENGTH, 16)
+CUTS = blocks_of(LENGTH, 16)
 
 TOPOLOGIES = [
     ["a", "a", "b", "b"],
@@ -60,7 +60,7 @@ def test_any_topology_owners_and_blocks_give_the_same_bits(data):
     hosts = data.draw(st.lists(st.sampled_from("abc"), min_size=2, max_size=5), "hosts")
     lanes = len(hosts) + data.draw(st.integers(0, 6), "more lanes")
     length = data.draw(st.integers(1, 90), "length")
-    cuts = blocks(length, data.draw(st.integers(1, 40), "block"))
+    cuts = blocks_of(length, data.draw(st.integers(1, 40), "block"))
     owners = data.draw(st.lists(st.integers(0, len(hosts) - 1), min_size=len(cuts), max_size=len(cuts)), "owners")
 
     def work(group):
@@ -167,7 +167,7 @@ def test_calls_without_elements_are_barriers(hosts):
 
 def count_bytes(hosts, lanes, length):
     """Return the bytes that all ranks together send in each of some calls."""
-    cuts = blocks(length, 64)
+    cuts = blocks_of(length, 64)
 
     def work(group):
         owners = [

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from group_lanes import blocks_of
 
-from phalanx.buffers import blocks, even_part, pieces
+from phalanx.buffers import even_part, pieces
 from phalanx.testing import World
 
 F32, F64 = np.float32, np.float64
@@ -13,13 +14,13 @@ def scatter_lanes(owners, lanes=8):
     def call(group):
         own = even_part(lanes, group.size, group.rank)
         rows = group.allocate((len(pieces(own.start, own.stop, lanes)), 8))
-        group.scatter_lanes(rows, np.ones(8, F32), lanes=lanes, blocks=blocks(8, 4), owners=owners)
+        group.scatter_lanes(rows, np.ones(8, F32), lanes=lanes, blocks=blocks_of(8, 4), owners=owners)
 
     return call
 
 
 def broadcast_blocks(block, owners):
-    return lambda group: group.broadcast_blocks(group.allocate(8), blocks=blocks(8, block), owners=owners)
+    return lambda group: group.broadcast_blocks(group.allocate(8), blocks=blocks_of(8, block), owners=owners)
 
 
 DISAGREEMENTS = {

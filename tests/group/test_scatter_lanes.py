@@ -5,17 +5,17 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from group_lanes import LENGTH, contribute, lane_values, ownerships, tree_sum
+from group_lanes import LENGTH, blocks_of, contribute, lane_values, ownerships, tree_sum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.buffers import DType, blocks, round_to_bf16, square_norm
+from phalanx.buffers import DType, round_to_bf16, square_norm
 from phalanx.collectives import Finish
 from phalanx.errors import ConfigError
 from phalanx.group.arguments import sum_up_cuts
 from phalanx.testing import World
 
-CUTS = blocks(LENGTH, 64)
+CUTS = blocks_of(LENGTH, 64)
 OWNERS = [number * number % 3 for number in range(len(CUTS))]  # rank 2 owns none
 
 
@@ -122,7 +122,7 @@ def test_blocks_that_a_rank_adds_up_first_may_lie_elsewhere(over, size):
 
 @pytest.mark.parametrize("over", ["memory", "tcp"])
 def test_half_the_bytes_of_a_fold_are_sent(over):
-    cuts = blocks(900, 100)
+    cuts = blocks_of(900, 100)
 
     def work(group):
         rows, out = contribute(group, 3, 900)

@@ -70,10 +70,11 @@ def test_parameters_begin_at_cache_lines():
     assert bucket.length == 193
 
 
-def test_buckets_may_be_given():
-    layout = arrange(specs_of([1, 2, 3]), [[0, 2], [1]])
+def test_buckets_may_be_given_in_any_order_and_leave_as_backward_completes_them():
+    layout = arrange(specs_of([1, 2, 3, 4]), [[0, 2], [], [3], [1]])
 
-    assert [bucket.parameters for bucket in layout.buckets] == [(0, 2), (1,)]
+    assert [bucket.parameters for bucket in layout.buckets] == [(3,), (1,), (0, 2)]
+    assert [bucket.first_chunk for bucket in layout.buckets] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("filled", [[[0]], [[0, 1], [1]]])

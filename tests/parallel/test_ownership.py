@@ -77,11 +77,7 @@ def test_elements_know_their_owner():
     ownership = Ownership((Block(0, 0, 5), Block(1, 3, 9), Block(1, 0, 3)), (0, 2, 1))
 
     assert [ownership.owner_at(0, 4), ownership.owner_at(1, 2), ownership.owner_at(1, 3)] == [0, 1, 2]
-    assert [ownership.fraction(rank) for rank in range(4)] == [5 / 14, 3 / 14, 6 / 14, 0]
-
-
-def test_of_nothing_everybody_owns_nothing():
-    assert Ownership((), ()).fraction(0) == 0
+    assert [ownership.elements(rank) for rank in range(4)] == [5, 3, 6, 0]
 
 
 def test_units_go_round():

@@ -3,7 +3,7 @@
 from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
 from phalanx.buffers.fold import Carry, cover, pieces
 from phalanx.buffers.reduce import ReduceOp, accumulate, check, finish, fold, fold_pieces, square_norm, widen
-from phalanx.buffers.split import CHUNK, blocks, even_part, even_parts, own_lanes, slices
+from phalanx.buffers.split import CHUNK, even_part, even_parts, own_lanes, slices
 
 __all__ = [
     "CHUNK",
@@ -13,7 +13,6 @@ __all__ = [
     "ReduceOp",
     "accumulate",
     "as_bytes",
-    "blocks",
     "check",
     "cover",
     "even_part",

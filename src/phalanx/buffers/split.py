@@ -1,4 +1,4 @@
-"""Cutting a length into slices: near-equal parts, fixed blocks, cache-sized chunks."""
+"""Cutting a length into slices: near-equal parts, the lanes of a rank, cache-sized chunks."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,8 @@ CHUNK = 2**16
 
 def even_parts(length: int, count: int) -> tuple[slice, ...]:
     """Return ``count`` consecutive slices that cover ``length``, the first ``length % count`` one element longer."""
-    _check(length)
+    if length < 0:
+        raise ConfigError(f"a buffer cannot hold {length} elements: lengths begin at zero")
     if count < 1:
         raise ConfigError(f"cannot cut a buffer into {count} parts: ask for at least one")
     return tuple(even_part(length, count, index) for index in range(count))
@@ -29,19 +30,8 @@ def own_lanes(lanes: int, size: int, rank: int) -> range:
     return range(part.start, part.stop)
 
 
-def blocks(length: int, block: int) -> tuple[slice, ...]:
-    """Return consecutive slices of ``block`` elements that cover ``length``; the last may be shorter."""
-    _check(length)
-    return tuple(slices(slice(0, length), block))
-
-
 def slices(part: slice, length: int) -> Iterator[slice]:
     """Yield consecutive slices of at most ``length`` elements that cover ``part``."""
     if length < 1:
         raise ConfigError(f"cannot cut a buffer into slices of {length} elements: ask for at least one")
     return (slice(start, min(start + length, part.stop)) for start in range(part.start, part.stop, length))
-
-
-def _check(length: int) -> None:
-    if length < 0:
-        raise ConfigError(f"a buffer cannot hold {length} elements: lengths begin at zero")

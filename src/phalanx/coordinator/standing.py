@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from phalanx.coordinator.epochs import Epochs
 from phalanx.coordinator.roster import Roster
 from phalanx.coordinator.steps import Steps
-from phalanx.coordinator.worker import Worker, share_lanes
+from phalanx.coordinator.worker import Worker, lane_bounds
 from phalanx.wire import Standing, Status, Waiting
 
 
@@ -14,8 +14,7 @@ def describe(
 ) -> Status:
     """Return the state of every worker: members by rank, then workers that wait to be admitted."""
     done = steps.dones
-    has_lanes = epochs.is_whole and not epochs.is_plain  # in a revoked epoch the shares are void
-    shares = share_lanes(epochs.lanes, len(roster.members)) if has_lanes else []
+    has_lanes = epochs.is_whole and not epochs.is_plain  # in a revoked epoch nobody has lanes
 
     def stand(worker: Worker) -> Standing:
         rank = worker.rank
@@ -31,7 +30,7 @@ def describe(
             pid=worker.hello.pid,
             device=worker.hello.device,
             threads=worker.hello.threads,
-            lanes=shares[rank] if is_in and has_lanes else None,
+            lanes=lane_bounds(epochs.lanes, len(roster.members), rank) if is_in and has_lanes else None,
             silent_s=max(0.0, now - worker.heard_at),
             is_done=is_in and rank in done,
             waits_for=waits_for,

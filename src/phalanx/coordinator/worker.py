@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from phalanx.buffers import even_parts
+from phalanx.buffers import own_lanes
 from phalanx.coordinator.terms import Terms
 from phalanx.wire import Hello, Member, Waiting
 
@@ -83,21 +83,21 @@ def assign_ranks(workers: Sequence[Worker]) -> dict[int, Worker]:
     return dict(sorted((settled | rest).items()))
 
 
-def share_lanes(lanes: int | None, size: int) -> list[tuple[int, int]]:
-    """Return the lanes of each of ``size`` ranks: the first one, and the one after the last."""
-    return [(part.start, part.stop) for part in even_parts(lanes or 0, size)]
+def lane_bounds(lanes: int | None, size: int, rank: int) -> tuple[int, int]:
+    """Return the first lane of ``rank``, and the one after its last, as members are told."""
+    own = own_lanes(lanes or 0, size, rank)
+    return own.start, own.stop
 
 
 def describe_members(ranks: Mapping[int, Worker], lanes: int | None) -> tuple[Member, ...]:
     """Return what every member of an epoch is told about all members."""
-    shares = share_lanes(lanes, len(ranks))
     return tuple(
         Member(
             rank=rank,
             host=each.hello.host,
             addresses=each.hello.addresses,
             pid=each.hello.pid,
-            lanes=shares[rank],
+            lanes=lane_bounds(lanes, len(ranks), rank),
             step=each.step,
         )
         for rank, each in ranks.items()

@@ -1,4 +1,4 @@
-"""The parts in which a transformer's gradients are exchanged, in the order in which backward makes them."""
+"""The parts in which a transformer's gradients are exchanged: its blocks, and what is before and after them."""
 
 from typing import NamedTuple
 
@@ -15,16 +15,15 @@ class Part(NamedTuple):
 
 
 def list_parts(model: Transformer) -> list[Part]:
-    """Return all parts: the blocks from the last to the first, then the others. A tied LM head is not a part."""
+    """Return all parts from the last to the first, as their buckets leave. A tied LM head is not a part."""
     count = len(model.blocks)
-    parts = [Part(ModelBlock(index, count), _names(model, f"blocks.{index}.")) for index in reversed(range(count))]
-    others = [
+    parts: list[tuple[gradient.What, str]] = [
         (Component.LM_HEAD, "lm_head."),
         (Component.FINAL_NORM, "final_norm."),
+        *((ModelBlock(index, count), f"blocks.{index}.") for index in reversed(range(count))),
         (Component.EMBEDDING, "embedding."),
     ]
-    parts += [Part(what, names) for what, prefix in others if (names := _names(model, prefix))]
-    return parts
+    return [Part(what, names) for what, prefix in parts if (names := _names(model, prefix))]
 
 
 def _names(model: Transformer, prefix: str) -> tuple[str, ...]:

@@ -1,11 +1,9 @@
-"""Lanes: which of them a rank computes, with which random numbers, and where a lane's gradient is added."""
+"""Lanes: the seed of a lane's random numbers, and where a lane's gradient is stored or added."""
 
 import hashlib
 from dataclasses import dataclass
 
-from phalanx.buffers import Carry, own_lanes
-
-__all__ = ["Deposit", "count_rows", "own_lanes", "plan_deposits", "seed_of"]
+from phalanx.buffers import Carry
 
 
 def seed_of(seed: int, step: int, lane: int) -> int:

@@ -67,7 +67,7 @@ class Bucket:
     @cached_property
     def length(self) -> int:
         """The elements of the bucket, gaps between parameters included."""
-        return self.places[-1].stop if self.places else 0
+        return self.places[-1].stop
 
     @cached_property
     def origins(self) -> tuple[tuple[int, int], ...]:
@@ -115,26 +115,27 @@ def lay_out(parameters: Sequence[ParameterSpec], bucket_bytes: int) -> Layout:
     for number, spec in enumerate(parameters):
         alike.setdefault(spec.kind, []).append(number)
     filled = [bucket for numbers in alike.values() for bucket in _fill(parameters, numbers, bucket_bytes)]
-    # Backward reaches the first parameter of a bucket last: the later it is in the model, the sooner the bucket leaves.
-    filled.sort(key=lambda numbers: (parameters[numbers[0]].is_buffer, -min(numbers)))
     return arrange(parameters, filled)
 
 
 def arrange(parameters: Sequence[ParameterSpec], filled: Sequence[Sequence[int]]) -> Layout:
-    """Lay parameters out in the given buckets, each a list of parameter numbers."""
+    """Lay parameters out in the given buckets, each a list of parameter numbers, in the order in which buckets leave.
+
+    Backward reaches the first parameter of a bucket last. So a bucket leaves the sooner, the later in the model its
+    first parameter is, and buckets of module buffers leave last. An empty bucket holds nothing and is left out.
+    """
     if sorted(itertools.chain(*filled)) != list(range(len(parameters))):
         raise ConfigError("every parameter belongs to one bucket: leave none out, and take none twice")
     buckets: list[Bucket] = []
     first = 0
-    for numbers in filled:
+    for numbers in sorted(filter(None, filled), key=lambda each: (parameters[each[0]].is_buffer, -min(each))):
         specs = [parameters[number] for number in numbers]
-        kind = specs[0].kind if specs else (DType.F32, False, False)
         blocks = tuple(
             Block(number, part.start, part.stop) for number in numbers for part in _cut(parameters[number].size)
         )
         places = _places([spec.size for spec in specs])
         chunks = tuple(chunk for place in places for chunk in slices(place, CHUNK))
-        buckets.append(Bucket(tuple(numbers), places, blocks, chunks, first, *kind))
+        buckets.append(Bucket(tuple(numbers), places, blocks, chunks, first, *specs[0].kind))
         first += len(chunks)
     return Layout(tuple(parameters), tuple(buckets))
 

@@ -68,11 +68,6 @@ class Ownership:
         """Return how many elements a rank owns."""
         return sum(block.stop - block.start for block in self.of(rank))
 
-    def fraction(self, rank: int) -> float:
-        """Return the fraction of all elements that a rank owns; 0 if there are none."""
-        whole = sum(block.stop - block.start for block in self.blocks)
-        return self.elements(rank) / whole if whole else 0.0
-
     @cached_property
     def _by_parameter(self) -> dict[int, tuple[list[int], list[int]]]:
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)

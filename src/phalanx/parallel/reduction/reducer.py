@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, DType, even_part, pieces
+from phalanx.buffers import Array, DType, even_part, own_lanes, pieces
 from phalanx.collectives import Finish
 from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.reduction.exchange import Exchange
-from phalanx.parallel.reduction.lanes import count_rows, own_lanes, plan_deposits
+from phalanx.parallel.reduction.lanes import count_rows, plan_deposits
 from phalanx.parallel.reduction.layout import Bucket, Layout
 from phalanx.parallel.reduction.memory import allocate_buckets, as_tensor, is_staged
 from phalanx.parallel.reduction.ownership import Ownership

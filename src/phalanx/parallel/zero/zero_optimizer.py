@@ -181,10 +181,6 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         ]
         return None if found is None else make_full(found, list(shapes), groups)
 
-    def owned_fraction(self) -> float:
-        """Return the fraction of all updated elements that this rank owns."""
-        return self._ownership.fraction(self._group.rank)
-
     def state_bytes(self) -> int:
         """Return the bytes of this rank's state, counted in its tensors."""
         kept = [value for each in self.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
