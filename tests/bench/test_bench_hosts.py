@@ -62,6 +62,10 @@ def test_both_ends_of_a_line_are_limited():
     assert all(end[5:9] == ["root", "tbf", "rate", "1000000000bit"] for end in ends)
 
 
+def test_the_setting_of_this_machine_for_congestion_does_not_reach_the_hosts():
+    assert ["ip", "route", "change", "10.99.0.0/24", "dev", "eth0", "congctl", "cubic"] in host_commands(3, 10**9)
+
+
 def test_steps_are_compared_with_ddp_and_all_reduces_with_the_all_reduce_of_gloo():
     seconds = {"engine": [9.0, 0.5, 0.25], "ddp-gloo": [1.0], "all-reduce": [4.0], "all-reduce-gloo": [2.0]}
 

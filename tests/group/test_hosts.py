@@ -200,6 +200,15 @@ def test_hosts_send_what_as_many_single_ranks_would_send():
     assert several.max() <= 2 * 2 * 4 * length + headers  # three hosts, each two thirds of the buffer, out and back
 
 
+def test_a_small_all_reduce_takes_one_message_to_every_other_host():
+    def work(group):
+        array, before = np.arange(8.0) + group.rank, group.statistics().bytes_sent
+        group.all_reduce(array)
+        return array.tolist(), group.statistics().bytes_sent - before
+
+    assert world(["a", "b", "c"]).run(work) == [((3 * np.arange(8.0) + 3).tolist(), 2 * (HEADER_BYTES + 64))] * 3
+
+
 def test_an_out_that_the_ranks_of_a_host_do_not_share_is_refused():
     def work(group):
         rows, _ = contribute(group, 4, LENGTH)

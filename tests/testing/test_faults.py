@@ -87,7 +87,7 @@ def test_a_delay_comes_to_an_end(stack):
 
     taken = link.send_nowait(memoryview(DATA))
     while not (again := link.send_nowait(memoryview(DATA)[taken:])):
-        assert wait_for_links([link], [], deadline, epoch)
+        assert wait_for_links([link], {}, deadline, epoch)
 
     assert receive_all(peer) == DATA[: taken + again]
 

@@ -86,7 +86,7 @@ def hear(link, epoch):
     """The byte that comes over a link."""
     heard = bytearray(1)
     while not link.receive_nowait(memoryview(heard)):
-        assert wait_for_links([], [link], Deadline.after(10), epoch)
+        assert wait_for_links([], {link: 1}, Deadline.after(10), epoch)
     return heard[0]
 
 

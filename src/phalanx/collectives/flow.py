@@ -26,6 +26,8 @@ class Outgoing:
         self.link = link
         self._waiting: deque[list[memoryview]] = deque()
         self._has_ended = False
+        self.is_blocked = False
+        """Whether the link had no room; whoever has waited for room takes that back."""
 
     @property
     def is_done(self) -> bool:
@@ -49,6 +51,8 @@ class Outgoing:
 
     def advance(self) -> bool:
         """Send what there is room for; False if there is none, or nothing to send."""
+        if self.is_blocked:
+            return False
         room = _SEND_BYTES
         if len(self._waiting) > 1:
             self._join_small()
@@ -64,6 +68,7 @@ class Outgoing:
             else:
                 parts[0] = parts[0][sent:]
             if sent < len(offered):
+                self.is_blocked = True
                 break
         return room < _SEND_BYTES
 
@@ -89,6 +94,8 @@ class Incoming:
         self._header = bytearray(HEADER_BYTES)
         self._window = memoryview(self._header)
         self._next: memoryview | None = None
+        self.is_blocked = False
+        """Whether nothing had arrived; whoever has waited for more takes that back."""
 
     @property
     def is_full(self) -> bool:
@@ -104,14 +111,22 @@ class Incoming:
 
     def advance(self) -> bool:
         """Take what has arrived; False if nothing has, or there is no room."""
-        if not self._window:
+        if not self._window or self.is_blocked:
             return False
         received = self.link.receive_nowait(self._window)
+        if received == 0:
+            self.is_blocked = True
+            return False
         self._window = self._window[received:]
         if not self._window and self._next is not None:
             self._check_header()
             self._window, self._next = self._next, None
-        return received > 0
+        return True
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of the header and of the window given last are missing."""
+        return len(self._window) + len(self._next or b"")
 
     def _check_header(self) -> None:
         if self._header == self._expected.pack():
@@ -131,8 +146,8 @@ class Sink(Protocol):
         """Whether everything has arrived and was dealt with."""
 
     @property
-    def hungry(self) -> list[Link]:
-        """The links from which bytes are missing."""
+    def hungry(self) -> list[Incoming]:
+        """The messages of which bytes are missing."""
 
     def advance(self, *, may_write: bool) -> bool:
         """Take what has arrived and do some work on it; False if nothing could be done.
@@ -154,9 +169,9 @@ class Store:
         return self._incoming.is_full
 
     @property
-    def hungry(self) -> list[Link]:
-        """The links from which bytes are missing."""
-        return [] if self._incoming.is_full else [self._incoming.link]
+    def hungry(self) -> list[Incoming]:
+        """The messages of which bytes are missing."""
+        return [] if self._incoming.is_full else [self._incoming]
 
     def advance(self, *, may_write: bool) -> bool:  # noqa: ARG002 - what is stored is never being sent
         """Take what has arrived; False if nothing has."""
@@ -213,9 +228,9 @@ class Fold:
         return self._folded == len(self._part)
 
     @property
-    def hungry(self) -> list[Link]:
-        """The links from which bytes are missing."""
-        return [incoming.link for incoming in self._contributions.values() if not incoming.is_full]
+    def hungry(self) -> list[Incoming]:
+        """The messages of which bytes are missing."""
+        return [incoming for incoming in self._contributions.values() if not incoming.is_full]
 
     def advance(self, *, may_write: bool) -> bool:
         """Take what has arrived, and fold a run that is complete; False if nothing could be done.

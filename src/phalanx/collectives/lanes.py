@@ -109,11 +109,14 @@ class LaneReduction:
             len(piece.parts) > 1 for host, each in enumerate(self._pieces) if host != self._host for piece in each
         )
         self._divisor = fold.finish.divisor
+        self._contribution_bytes = [
+            sum(dtype.itemsize for dtype in self._types(host)) for host in range(len(self._pieces))
+        ]
         self.result_itemsize = (self._wire or dtype).itemsize
 
     def contribution_bytes(self, host: int) -> int:
         """Return how many bytes a host contributes for each element."""
-        return sum(dtype.itemsize for dtype in self._types(host))
+        return self._contribution_bytes[host]
 
     def contribute(self, chunk: Chunk, scratch: Array) -> list[Array]:
         """Return this host's pieces of a chunk."""

@@ -136,7 +136,8 @@ class LinkRunner:
         """Move everything, waiting only when no link can go on. A sink may put more into what is outgoing."""
         while outgoing or sinks:
             if call.deadline.has_passed:  # a peer that trickles must not hold us for ever
-                self._give_up([link.peer for sink in sinks for link in sink.hungry] or [outgoing[0].link.peer], call)
+                hungry = [each.link.peer for sink in sinks for each in sink.hungry]
+                self._give_up(hungry or [outgoing[0].link.peer], call)
             has_advanced = False
             for each in outgoing:
                 has_advanced |= each.advance()
@@ -145,17 +146,25 @@ class LinkRunner:
                 has_advanced |= sink.advance(may_write=not outgoing)
             sinks = [sink for sink in sinks if not sink.is_done]
             if not has_advanced and (outgoing or sinks):
-                sending = [each.link for each in outgoing if each.waiting]
-                self._wait(sending, [link for sink in sinks for link in sink.hungry], call)
+                sending = [each for each in outgoing if each.waiting]
+                self._wait(sending, [each for sink in sinks for each in sink.hungry], call)
 
-    def _wait(self, sending: Sequence[Link], receiving: Sequence[Link], call: Call) -> None:
-        waiting_for = tuple(link.peer for link in (receiving or sending))
+    def _wait(self, sending: Sequence[Outgoing], receiving: Sequence[Incoming], call: Call) -> None:
+        """Wait until one of the messages can go on, and unblock those that can."""
+        waiting_for = tuple(each.link.peer for each in (receiving or sending))
+        full, missing = [each.link for each in sending], {each.link: each.missing for each in receiving}
         with self._waiting(waiting_for, call):
             patience = Deadline.after(_PATIENCE_S)
-            if not wait_for_links(sending, receiving, min(patience, call.deadline, key=_moment), self.epoch):
+            ready = wait_for_links(full, missing, min(patience, call.deadline, key=_moment), self.epoch)
+            if not ready:
                 self.epoch.suspect_mismatch()  # two ranks that both wait to receive would never learn of it
-                if not wait_for_links(sending, receiving, call.deadline, self.epoch):
+                ready = wait_for_links(full, missing, call.deadline, self.epoch)
+                if not ready:
                     self._give_up(waiting_for, call)
+        waiting: Sequence[Outgoing | Incoming] = (*sending, *receiving)
+        for each in waiting:
+            if each.link in ready:
+                each.is_blocked = False
 
     @contextmanager
     def _waiting(self, peers: tuple[int, ...], call: Call) -> Iterator[None]:

@@ -16,7 +16,6 @@ from phalanx.collectives.flow import Incoming, Outgoing
 from phalanx.collectives.plan import length_of
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.topology import Topology, stand_ins
-from phalanx.transport import Link
 from phalanx.wire import Tag
 
 _AHEAD_BYTES = 1 << 20
@@ -94,9 +93,8 @@ class IncomingChunks:
         open_: Callable[[int], memoryview | None],
         take: Callable[[int], None],
     ) -> None:
-        self.link = incoming.link
         self.arrived = 0
-        self._incoming, self._count = incoming, count
+        self.incoming, self._count = incoming, count
         self._open, self._take = open_, take
         self.is_hungry = False
 
@@ -113,12 +111,12 @@ class IncomingChunks:
                 window = self._open(self.arrived)
                 if window is None:
                     break
-                self._incoming.fill(window)
+                self.incoming.fill(window)
                 self.is_hungry = True
-            if not self._incoming.advance():
+            if not self.incoming.advance():
                 break
             has_advanced = True
-            if self._incoming.is_full:
+            if self.incoming.is_full:
                 self.is_hungry = False
                 self._take(self.arrived)
                 self.arrived += 1
@@ -182,18 +180,20 @@ class Streaming:
         )
 
     @property
-    def hungry(self) -> list[Link]:
-        """The links from which bytes are missing."""
-        return [side.arrivals[0].link for side in self._sides if side.arrivals and side.arrivals[0].is_hungry]
+    def hungry(self) -> list[Incoming]:
+        """The messages of which bytes are missing."""
+        return [side.arrivals[0].incoming for side in self._sides if side.arrivals and side.arrivals[0].is_hungry]
 
     def advance(self, *, may_write: bool) -> bool:  # noqa: ARG002 - a result only replaces what has left
         """Receive, add up, and put out what can be; a chunk a peer at most, so that links get their turn."""
         has_advanced = False
         for side in self._sides:
-            has_advanced |= self._receive(side)
+            if side.arrivals and not side.arrivals[0].incoming.is_blocked:
+                has_advanced |= self._receive(side)
         has_advanced |= self._add_up()
         for side in self._sides:
-            has_advanced |= self._send(side)
+            if not side.has_ended:
+                has_advanced |= self._send(side)
         return has_advanced
 
     # Receiving

@@ -53,6 +53,10 @@ class _Receive:
     def is_done(self) -> bool:
         return not self._expected
 
+    @property
+    def missing(self) -> int:
+        return len(self._expected)
+
     def advance(self) -> int:
         received = self.link.receive_nowait(self._room)
         assert 0 <= received <= len(self._room), f"{received} bytes were reported for room of {len(self._room)}"
@@ -76,15 +80,15 @@ class _Pair:
         while unfinished := [each for each in transfers if not each.is_done]:
             if sum(each.advance() for each in unfinished) == 0:
                 sending = [each.link for each in unfinished if isinstance(each, _Send)]
-                receiving = [each.link for each in unfinished if isinstance(each, _Receive)]
-                is_ready = wait_for_links(sending, receiving, self.deadline, self.epoch)
-                assert is_ready, "bytes that were sent never arrived"
+                receiving = {each.link: each.missing for each in unfinished if isinstance(each, _Receive)}
+                ready = wait_for_links(sending, receiving, self.deadline, self.epoch)
+                assert ready, "bytes that were sent never arrived"
 
     def can_send(self, link: Link) -> bool:
-        return wait_for_links([link], [], Deadline.after(_A_MOMENT_S), self.epoch)
+        return bool(wait_for_links([link], {}, Deadline.after(_A_MOMENT_S), self.epoch))
 
     def can_receive(self, link: Link) -> bool:
-        return wait_for_links([], [link], Deadline.after(_A_MOMENT_S), self.epoch)
+        return bool(wait_for_links([], {link: 1}, Deadline.after(_A_MOMENT_S), self.epoch))
 
 
 def _bytes_arrive_once_and_in_order(pair: _Pair) -> None:
@@ -136,7 +140,7 @@ def _a_revoked_epoch_ends_the_wait(pair: _Pair) -> None:
     revoking = threading.Thread(target=pair.epoch.revoke, args=(reason,), name="revoke")
 
     def wait() -> None:
-        wait_for_links([], [pair.left], pair.deadline, pair.epoch)
+        wait_for_links([], {pair.left: 1}, pair.deadline, pair.epoch)
 
     revoking.start()
     _expect(PeerLost, wait, "waiting", reason.peer)

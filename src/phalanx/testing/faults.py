@@ -58,6 +58,10 @@ class FaultyLink:
         self._check_cut()
         return self._link.receive_nowait(into)
 
+    def wake_at(self, size_bytes: int) -> None:
+        """Let waits go on until so many bytes have arrived."""
+        self._link.wake_at(size_bytes)
+
     def fileno(self) -> int:
         """The descriptor of the link inside."""
         self._check_cut()

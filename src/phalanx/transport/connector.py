@@ -67,6 +67,10 @@ class LazyLink:
         """Fill ``into`` with what has arrived, and return how many bytes."""
         return self._made.receive_nowait(into)
 
+    def wake_at(self, size_bytes: int) -> None:
+        """Let waits go on until so many bytes have arrived."""
+        self._made.wake_at(size_bytes)
+
     def fileno(self) -> int:
         """The descriptor of the link."""
         return self._made.fileno()

@@ -1,7 +1,7 @@
 """The contract of every connection between two ranks."""
 
 import select
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from phalanx.transport.deadline import Deadline
@@ -25,6 +25,9 @@ class Link(Protocol):
     def receive_nowait(self, into: memoryview) -> int:
         """Fill ``into`` with what has arrived, and return how many bytes. Raises ``PeerLost``."""
 
+    def wake_at(self, size_bytes: int) -> None:
+        """Let waits go on until so many bytes have arrived, or fewer where that cannot be had."""
+
     def fileno(self) -> int:
         """The descriptor to poll: readable when bytes arrive, writable when there is room."""
 
@@ -35,21 +38,33 @@ class Link(Protocol):
         """Hang up; the peer sees it after the bytes sent so far. Closing twice is harmless."""
 
 
-def wait_for_links(sending: Collection[Link], receiving: Collection[Link], deadline: Deadline, epoch: Epoch) -> bool:
-    """Wait until one of the links can go on; False if the deadline passed first.
+def wait_for_links(
+    sending: Collection[Link], receiving: Mapping[Link, int], deadline: Deadline, epoch: Epoch
+) -> Collection[Link]:
+    """Wait until some of the links can go on, and return these: none if the deadline passed first.
 
-    Raises the epoch's error as soon as it is revoked, and ``PeerLost`` if a peer is out of reach.
+    ``receiving`` says how many bytes are sure to come over a link; a few of them are no reason to go on. Raises the
+    epoch's error as soon as it is revoked, and ``PeerLost`` if a peer is out of reach.
     """
+    links: dict[int, Link] = {}
     interest: dict[int, int] = {epoch.fileno(): select.POLLIN}
     for link in sending:
-        interest[link.fileno()] = select.POLLOUT
-    for link in receiving:
-        interest[link.fileno()] = interest.get(link.fileno(), 0) | select.POLLIN
+        descriptor = link.fileno()
+        links[descriptor] = link
+        interest[descriptor] = select.POLLOUT
+    for link, missing in receiving.items():
+        descriptor = link.fileno()
+        links[descriptor] = link
+        interest[descriptor] = interest.get(descriptor, 0) | select.POLLIN
+        link.wake_at(missing)
     poll = select.poll()
     for descriptor, events in interest.items():
         poll.register(descriptor, events)
-    while not (ready := poll.poll(min(deadline.remaining_s(), _LOOK_S) * 1000)) and not deadline.has_passed:
-        for link in (*sending, *receiving):
+    while True:
+        ready = poll.poll(min(deadline.remaining_s(), _LOOK_S) * 1000)
+        epoch.check()
+        found = {links[descriptor] for descriptor, _ in ready if descriptor in links}
+        if found or deadline.has_passed:
+            return found
+        for link in links.values():
             link.check()
-    epoch.check()
-    return bool(ready)

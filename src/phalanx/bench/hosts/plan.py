@@ -126,11 +126,15 @@ def port_commands(host: int, namespace: str, rate_bits: int) -> list[list[str]]:
 
 
 def host_commands(host: int, rate_bits: int) -> list[list[str]]:
-    """Return the commands that set up a host's own end of its line, for the host's namespace."""
+    """Return the commands that set up a host's own end of its line, for the host's namespace.
+
+    Its TCP avoids congestion as Linux does unless it is told otherwise, whatever this machine was told.
+    """
     return [
         _words("ip link set lo up"),
         _words(f"ip address add 10.99.0.{host + 1}/24 dev {INTERFACE}"),
         _words(f"ip link set {INTERFACE} up"),
+        _words(f"ip route change 10.99.0.0/24 dev {INTERFACE} congctl cubic"),
         _limit(INTERFACE, rate_bits),
     ]
 
