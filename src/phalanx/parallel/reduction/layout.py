@@ -67,7 +67,8 @@ class Bucket:
     @cached_property
     def length(self) -> int:
         """The elements of the bucket, gaps between parameters included."""
-        return self.places[-1].stop
+        end: int = self.places[-1].stop
+        return end
 
     @cached_property
     def origins(self) -> tuple[tuple[int, int], ...]:
