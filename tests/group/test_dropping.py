@@ -1,9 +1,6 @@
 """A group that nobody has any more gives everything back, closed or not."""
 
 import gc
-import resource
-import threading
-from pathlib import Path
 
 import numpy as np
 
@@ -11,31 +8,9 @@ from phalanx.coordinator import Coordinator, Terms
 from phalanx.group import Join, alone, connect
 from phalanx.testing import World
 from phalanx.transport import Deadline
+from usage import Usage
 
 TIMES = 200
-
-
-class Usage:
-    """The descriptors, threads and memory of this process, when what was dropped has left in threads of its own."""
-
-    def __init__(self):
-        gc.collect()
-        for thread in threading.enumerate():
-            if thread.name == "phalanx-leave":
-                thread.join(30)
-        self.descriptors = len(list(Path("/proc/self/fd").iterdir()))
-        self.threads = threading.active_count()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.resident_bytes = pages * resource.getpagesize()
-
-    def wait_until_back(self):
-        """Return when this process uses no more than it did here; a thread may hold the last reference for a moment."""
-        deadline, now = Deadline.after(30), Usage()
-        while (now.descriptors > self.descriptors or now.threads > self.threads) and not deadline.has_passed:
-            now = Usage()
-        assert now.descriptors <= self.descriptors
-        assert now.threads <= self.threads
-        assert now.resident_bytes <= self.resident_bytes + (32 << 20)
 
 
 def use(group):

@@ -19,6 +19,7 @@ from phalanx.group.context import GroupContext
 from phalanx.group.group import make_group
 from phalanx.testing import World
 from phalanx.transport import Deadline, Epoch
+from usage import Usage
 
 F32 = np.float32
 
@@ -61,14 +62,17 @@ def test_a_slow_link_is_no_disagreement_between_the_halves_of_an_unequal_gather(
 
 @each_world
 def test_an_interrupted_call_ends_the_group_instead_of_mixing_calls_up(over, monkeypatch):
+    peer_is_in_the_call = threading.Event()
+
     def interrupted(team, call, *arguments):
         if team.rank == 0:
+            assert peer_is_in_the_call.wait(30)
             raise KeyboardInterrupt
+        peer_is_in_the_call.set()
         return all_reduce(team, call, *arguments)
 
     def on_rank(group):
         errors = []
-        group.barrier()
         for _ in range(2):
             try:
                 group.all_reduce(np.ones(4, F32))
@@ -128,11 +132,11 @@ def test_worlds_with_subgroups_that_nobody_closed_leave_no_descriptors_behind():
         group.subgroup([0, 1]).all_reduce(group.allocate(10))
 
     World(2, "arena").run(on_rank)
-    before = open_descriptors()
+    before = Usage()
     for _ in range(5):
         World(2, "arena").run(on_rank)
 
-    assert open_descriptors() <= before
+    before.wait_until_back()
 
 
 def test_many_sizes_do_not_use_up_the_descriptors():

@@ -240,10 +240,11 @@ def test_a_module_trains_alone_when_its_data_parallel_is_closed_or_dropped(is_dr
         model = DataParallel(net, group)
         (net[0] * group.rank).sum().backward()
         exchanged = net[0].grad.item()
-        model.close()
-        model.close()
         if is_dropped:
             del model
+        else:
+            model.close()
+            model.close()
         net.zero_grad()
         (net[0] * group.rank).sum().backward()
         return exchanged, net[0].grad.item()

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_play import batches_of, make_engine
+from engine_play import Toy, batches_of, make_engine
+from spread import spread
 from torch import nn
 
 from phalanx.group import alone
 from phalanx.parallel import DataParallel
 from phalanx.testing import World
+from usage import Usage
 
 
 def resident_bytes():
@@ -53,6 +55,27 @@ def test_models_that_are_dropped_leave_nothing_behind():
     assert threads_after <= threads
     assert memory_after < memory + (16 << 20)
     assert hooks == [[0] * 4] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [False, True])
+def test_engines_that_are_dropped_leave_nothing_behind(zero):
+    def work(group):
+        model = Toy(hidden=2000)
+
+        def use_engine():
+            make_engine(group, model=lambda: model, zero=zero).step(batches_of(0))
+
+        for _ in range(20):
+            use_engine()
+        group.barrier()
+        before = Usage()
+        for _ in range(200):
+            use_engine()
+        before.wait_until_back()
+        return sum(len(each._post_accumulate_grad_hooks or ()) for each in model.parameters())
+
+    assert spread(2, work) == [0, 0]
 
 
 def test_an_engine_that_is_dropped_leaves_its_model_alone():
