@@ -101,7 +101,7 @@ def test_a_run_that_nobody_holds_the_state_of_gives_up():
 
     decisions = play.wait(REJOIN_S)
 
-    words = "nobody came for 60 s who holds the state of step 1: "
+    words = "no worker that holds the state of step 1 came within 60 s: "
     words += "start all workers again from the last checkpoint, with a new journal"
     assert only(decisions, Halt) == Halt(1, Reason.STUCK, None, words)
 

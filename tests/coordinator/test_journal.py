@@ -84,8 +84,8 @@ def test_closing_twice_is_harmless(path):
         ("missing/journal", "there is no folder {folder}/missing for the journal: make it, or name another"),
         ("folder", "cannot use {folder}/folder as a journal: Is a directory; name another file"),
         ("pipe", "cannot use {folder}/pipe as a journal: Illegal seek; name another file"),
-        ("notes.txt", "{folder}/notes.txt is no journal that this version of Phalanx writes: name another file"),
-        ("newer", "{folder}/newer is no journal that this version of Phalanx writes: name another file"),
+        ("notes.txt", "{folder}/notes.txt is not a journal of this version of Phalanx: name another file"),
+        ("newer", "{folder}/newer is not a journal of this version of Phalanx: name another file"),
     ],
 )
 def test_what_cannot_be_a_journal_is_refused_and_left_alone(tmp_path, name, words):

@@ -68,7 +68,7 @@ def test_who_was_evicted_from_a_plain_group_is_through():
     moves = plain_member().hear(Evict("rank 0 was given up"), 1.0)
 
     assert [type(move) for move in moves] == [HangUp, Abandon, Stop]
-    assert ending(moves) == (Evicted, "the coordinator gave this worker up: rank 0 was given up")
+    assert ending(moves) == (Evicted, "the coordinator removed this worker: rank 0 was given up")
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_a_commit_of_something_else_stops_the_worker(commit):
     moves = worker.hear(commit, 1.0)
 
     words = (
-        f"the coordinator committed step {commit.step}, but this worker holds step 0 and is not done with the same: "
+        f"the coordinator committed step {commit.step}, but this worker's step 0 has another number or digest: "
+        "start it again from its checkpoint, with the coordinator of its own run"
     )
-    words += "start it again from its checkpoint, with the coordinator of its own run"
     assert [type(move) for move in moves] == [HangUp, Abandon, Stop]
     assert ending(moves) == (ProtocolError, words)
 

@@ -152,6 +152,6 @@ def test_who_was_evicted_from_a_run_comes_again():
     moves = worker.hear(Evict("rank 0 was given up"), 10.0)
 
     assert moves[0] == HangUp()
-    assert ending(moves) == (Evicted, "the coordinator gave this worker up: rank 0 was given up")
+    assert ending(moves) == (Evicted, "the coordinator removed this worker: rank 0 was given up")
     assert isinstance(moves[-1], Abandon)
     assert worker.tick(worker.next_tick) == [Reconnect()]

@@ -53,7 +53,7 @@ def test_empty_variables_say_nothing():
         ({"PHALANX_TOKEN_FILE": "FOLDER/short"}, "the token in FOLDER/short is too short to keep anybody out: "),
         ({"PHALANX_TOKEN_FILE": "FOLDER/missing"}, "cannot read the token in FOLDER/missing: No such file "),
         ({"PHALANX_TOKEN_FILE": "FOLDER"}, "cannot read the token in FOLDER: Is a directory; make one with "),
-        ({"PHALANX_TOKEN_FILE": "FOLDER/noise"}, "cannot read the token in FOLDER/noise: it is no text; make one "),
+        ({"PHALANX_TOKEN_FILE": "FOLDER/noise"}, "cannot read the token in FOLDER/noise: it is not text; make one "),
     ],
 )
 def test_a_token_that_cannot_be_used_is_named_by_its_place_and_not_quoted(tmp_path, environ, words):

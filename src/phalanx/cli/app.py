@@ -18,7 +18,7 @@ from phalanx.cli.verify import verify
 from phalanx.errors import ConfigError, OutOfResources
 
 app = typer.Typer(
-    help="Train one model on many workers: the same weights, bit for bit, whoever dies on the way.",
+    help="Train one model on many workers: the same weights, bit for bit, however many workers there are.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -27,7 +27,13 @@ _PATIENCE_S = 300.0  # as long as phalanx.connect() waits
 def coordinator(
     *,
     bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes any free one.")],
-    workers: Annotated[str, typer.Option(metavar="N|MIN:MAX", help="How many workers make a group.")],
+    workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N|MIN:MAX",
+            help="How many workers to wait for. MIN:MAX begins with MIN workers and admits more, between steps.",
+        ),
+    ],
     token_file: TokenFile = None,
     journal: Annotated[
         Path | None,
@@ -42,8 +48,8 @@ def coordinator(
     """Run the coordinator of a group, for workers on several machines.
 
     Start it on a machine that all others can reach, then start workers
-    with [bold]phalanx join[/bold]. It serves one group after another until Ctrl-C, or
-    one run of steps until that is over.
+    with [bold]phalanx join[/bold]. When all workers have left, it waits for the next
+    group, until Ctrl-C. If the workers train in steps, it ends with their run.
     Other machines need a token: make one with phalanx token > FILE and copy the
     file to all of them.
     """
@@ -85,8 +91,24 @@ def join(
         str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
     ] = "auto",
     token_file: TokenFile = None,
-    patience: Patience = None,
-    stall: Stall = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How soon these workers notice that a machine or its network is gone. Default: PHALANX_PATIENCE, or "
+            "as the coordinator says.",
+            show_default=False,
+        ),
+    ] = None,
+    stall: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long these workers wait for a worker that does nothing. Default: PHALANX_STALL, or as the "
+            "coordinator says.",
+            show_default=False,
+        ),
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,

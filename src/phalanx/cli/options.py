@@ -16,7 +16,7 @@ Patience = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="How soon to notice that a machine or its network is gone; 5 by default, or PHALANX_PATIENCE.",
+        help="How soon to notice that a machine or its network is gone. Default: PHALANX_PATIENCE, or 5.",
         show_default=False,
     ),
 ]
@@ -24,7 +24,7 @@ Stall = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="How long to wait for a worker that does nothing; 30 by default, or PHALANX_STALL.",
+        help="How long to wait for a worker that does nothing. Default: PHALANX_STALL, or 30.",
         show_default=False,
     ),
 ]

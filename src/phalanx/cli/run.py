@@ -24,15 +24,18 @@ def run(
     over: Annotated[
         str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
     ] = "auto",
-    hosts: Annotated[int, typer.Option(help="Pretend that the workers are on so many machines.")] = 1,
+    hosts: Annotated[
+        int, typer.Option(help="Spread the workers over this many simulated machines, which share no memory.")
+    ] = 1,
     patience: Patience = None,
     stall: Stall = None,
 ) -> None:
     """Start a script on several workers of this machine.
 
     In the script, [bold]phalanx.connect()[/bold] returns the group of all workers.
-    Each line of output is marked with its rank. When a worker fails, the others
-    are stopped, and phalanx ends with its traceback and its exit status.
+    Each line of output begins with the rank that wrote it. When a worker fails,
+    phalanx stops the others, prints the traceback of the worker that failed first,
+    and exits with the status of that worker.
 
     Options of phalanx come before the script, options of the script after it:
     phalanx run -n 4 train.py --steps 100

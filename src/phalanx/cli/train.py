@@ -38,21 +38,31 @@ def train(
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeat for more.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that share the lanes.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
-    lanes: Annotated[int | None, typer.Option(help="Fixed fractions of a batch.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many worker processes to start; they share the lanes.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="How many updates of the weights to make.")] = None,
+    lanes: Annotated[
+        int | None, typer.Option(help="How many lanes to cut each batch into; another number gives other bits.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the first weights, the order of samples and dropout.")
     ] = None,
     transport: Annotated[
-        Transport | None, typer.Option(help="How gradients are exchanged.", show_default=False)
+        Transport | None,
+        typer.Option(
+            help="How to exchange gradients: shared memory (arena), TCP, or a gradient server (star).",
+            show_default=False,
+        ),
     ] = None,
     zero: Annotated[
         bool | None,
         typer.Option("--zero/--no-zero", help="Share the optimizer state among workers (ZeRO-1).", show_default=False),
     ] = None,
     device: Annotated[Device | None, typer.Option(help="The device that the model is on.", show_default=False)] = None,
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="The directory of the run.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Where to save the run; by default a new directory under runs/.")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
     ] = None,
@@ -67,7 +77,8 @@ def train(
     """Train a byte-level transformer, by default on the source of Python itself.
 
     Any number of workers gives the same weights, bit for bit. Ctrl-C saves a
-    checkpoint first. --show-config prints a config with every key explained.
+    checkpoint and stops. Options change single keys of the config; --show-config
+    prints every key with its value and an explanation.
     """
     given = {
         "run.workers": workers,

@@ -54,8 +54,8 @@ _log = logging.getLogger("phalanx")
 class CoordinatorClient:
     """Joins a group, and keeps this worker informed about it.
 
-    The ``Epoch`` of a membership ends every wait in it as soon as the coordinator says so; the caller closes it. A
-    worker that takes steps says ``done`` after each, and ``wait_for_word`` returns what follows.
+    When the coordinator revokes an epoch, its ``Epoch`` ends every wait at once. The caller closes the ``Epoch``. A
+    worker that takes steps calls ``done`` after each step, and ``wait_for_word`` returns the coordinator's answer.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CoordinatorClient:
         self._hosted_by = hosted_by
         self._whom = "the coordinator" if hosted_by is None else f"the coordinator, which rank {hosted_by} runs,"
         self.patience_s = Terms().patience_s if patience_s is None else patience_s
-        """After how long without the other machine a connection breaks; the coordinator may say otherwise."""
+        """How long the other machine may be out of reach before a connection breaks; the coordinator may change it."""
         self._connection: Connection | None = self._connect(deadline)
         self.local_host = str(self._connection.socket.getsockname()[0])  # an address of this machine that works
         self._participant: Participant | None = None
@@ -86,7 +86,7 @@ class CoordinatorClient:
         self._thread = threading.Thread(target=self._live, name="phalanx-epoch", daemon=True)
 
     def join(self, hello: Hello, deadline: Deadline) -> tuple[Welcome, Epoch]:
-        """Become a member: wait until an epoch begins."""
+        """Become a member, and return when an epoch has begun."""
         self._participant = Participant(hello, whom=self._whom, peer=self._hosted_by)
         with self._one_at_a_time:
             self._carry_out(self._participant.reached(time.monotonic()))
@@ -104,15 +104,15 @@ class CoordinatorClient:
     def wait_for_word(self, deadline: Deadline) -> tuple[Welcome, Epoch] | Commit:
         """Return what the coordinator says next: an epoch that begins, or the commit of this worker's step.
 
-        Raises why this worker is no member any more and cannot become one again.
+        If this worker's membership has ended for good, raise the error that says why.
         """
         try:
             word = self._words.get(timeout=deadline.remaining_s())
         except queue.Empty:
-            words = f"{self._whom} said nothing for {deadline.seconds:g} s: is another worker slow? See phalanx status"
+            words = f"{self._whom} said nothing for {deadline.seconds:g} s: is it stopped, or is another worker slow?"
             raise DeadlineExceeded(words, peer=self._hosted_by) from None
         if isinstance(word, PhalanxError):
-            self._words.put(word)  # whoever asks again is told again
+            self._words.put(word)  # the next caller gets it too
             raise word
         return word
 
@@ -247,7 +247,7 @@ class CoordinatorClient:
                 case Stop(error=error):
                     self._words.put(error)
                 case _:
-                    pass  # there is nobody to tell
+                    pass  # there is no connection, or no epoch
 
     def _report_wait(self, epoch: Epoch, at_least_s: float = 0.0) -> None:
         """Tell the coordinator what this rank waits for, if it has waited for ``at_least_s``."""

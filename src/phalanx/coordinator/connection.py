@@ -1,4 +1,4 @@
-"""A connection that carries control messages and never waits: both ends of every connection to the coordinator."""
+"""A connection for control messages that never waits. The coordinator and its workers both use it."""
 
 import contextlib
 import logging
@@ -32,7 +32,7 @@ class Connection:
         return bool(self._outbox)
 
     def keep_alive(self, patience_s: float) -> None:
-        """Change the patience: after how long without the other machine this connection breaks."""
+        """Set the patience: how long the other machine may be out of reach before this connection breaks."""
         with contextlib.suppress(OSError):  # it is broken already, which reading will show
             keep_alive(self.socket, patience_s, is_always_read=True)
 
@@ -69,5 +69,5 @@ class Connection:
     def close(self) -> None:
         """Hang up. Closing twice is harmless."""
         with contextlib.suppress(OSError):
-            self.socket.recv(_READ_BYTES)  # if something were left unread, a reset might overtake our last words
+            self.socket.recv(_READ_BYTES)  # or the kernel sends a reset, which may overtake our last message
         self.socket.close()

@@ -1,4 +1,4 @@
-"""When an epoch begins, with which workers, and when it ends."""
+"""Decides when an epoch begins, with which workers, and when it ends."""
 
 import hashlib
 
@@ -26,7 +26,7 @@ class Epochs:
         self._roster = roster
         self._steps = steps
         self._is_revoked = False
-        self._awaited = past.names  # of the epoch before a restart: those that live come back
+        self._awaited = past.names  # the members before a restart of the coordinator, who will connect again
         self._awaited_until = now + terms.patience_s
         self._short_since = now if past.epoch else None  # since when a run cannot go on
 
@@ -64,7 +64,7 @@ class Epochs:
         if self._short_since is None or now < self._short_since + self._terms.rejoin_s:
             return None
         here, least, step = len(self._roster.present), self._roster.least or 1, self._steps.step
-        words = f"nobody came for {self._terms.rejoin_s:g} s who holds the state of step {step}"
+        words = f"no worker that holds the state of step {step} came within {self._terms.rejoin_s:g} s"
         if here < least:
             words = f"there were {here} of at least {least} workers for {self._terms.rejoin_s:g} s at step {step}"
         words += ": start all workers again from the last checkpoint, with a new journal"
@@ -92,7 +92,7 @@ class Epochs:
         if self.is_plain:
             step = max(each.step for each in workers)  # a run that has not begun starts where a worker is
             for each in self._roster.members.values():
-                each.has_left = True  # it is finished with the last group, though still connected
+                each.has_left = True  # it has finished with the last group, but is still connected
         self._steps.begin(step)
         self.lanes = workers[0].hello.lanes
         self.number += 1
@@ -110,7 +110,7 @@ class Epochs:
         return decisions
 
     def revoke(self, culprit: Culprit) -> list[Decision]:
-        """End the epoch; the first reason stays."""
+        """End the epoch, unless it has ended already."""
         if self._is_revoked:
             return []
         self._is_revoked = True

@@ -19,10 +19,10 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class Journal:
-    """What a coordinator must not forget, in a file that one coordinator at a time writes.
+    """The file in which a coordinator records its run. Only one coordinator at a time can open it.
 
-    ``past`` is what the file amounted to when it was opened. What is wrong with its last line is taken for a crash
-    while it was written: nobody has acted on that line, and it is cut off. Any other damage is a ConfigError.
+    ``past`` is the state of the run when the file was opened. If the last line is damaged, the coordinator crashed
+    while it wrote that line. Nobody has acted on the line, so it is removed. Any other damage is a ConfigError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Journal:
             raise
 
     def append(self, line: Line) -> None:
-        """Return once the line is on the disk. An OSError means that it may not be, and that nothing more can be."""
+        """Return when the line is on the disk. After an OSError it may not be there, and no more lines can be added."""
         if self._is_broken:
             raise OSError(errno.EIO, "an earlier line could not be written", str(self._path))
         try:
@@ -60,7 +60,7 @@ class Journal:
             raise
 
     def close(self) -> None:
-        """Let others write the file. Closing twice is harmless."""
+        """Close the file and release its lock. Closing twice is harmless."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -79,23 +79,23 @@ class Journal:
             raise ConfigError(words) from None
 
     def _check_header(self) -> None:
-        """See that the file is a journal; one that is empty, or was cut short while it began, becomes one."""
+        """Check that the file is a journal. Write the header if the file is empty or has only a part of the header."""
         found = os.pread(self._file, len(_HEADER), 0)
         if found == _HEADER:
             self._end_bytes = len(_HEADER)
             return
         if not _HEADER.startswith(found):
-            raise ConfigError(f"{self._path} is no journal that this version of Phalanx writes: name another file")
+            raise ConfigError(f"{self._path} is not a journal of this version of Phalanx: name another file")
         os.ftruncate(self._file, 0)
         self._write(_HEADER)
         folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(folder)  # or the name of the file would not outlive a crash of the machine
+            os.fsync(folder)  # else the file may be missing after a crash of the machine
         finally:
             os.close(folder)
 
     def _read_lines(self) -> Iterator[Line]:
-        """All whole lines; ``_end_bytes`` follows them."""
+        """Yield all whole lines, and move ``_end_bytes`` to the end of each."""
         size_bytes = os.fstat(self._file).st_size
         with open(self._file, "rb", closefd=False) as file:
             file.seek(self._end_bytes)
@@ -128,6 +128,6 @@ def _frame(text: bytes) -> bytes:
 
 
 def _check(raw: bytes) -> bytes | None:
-    """The text of a line, if the line is whole."""
+    """Return the text of a line, or None if the line is damaged."""
     text = raw[9:-1]
     return text if raw == _frame(text) else None

@@ -101,12 +101,12 @@ class Membership:
             case Halt() if self.ended is None:
                 return self._halt(message)  # also from a worker that waits: it may have been a member when it found out
             case Holds(epoch=self.epoch) if self.ended is None:
-                worker.step = self.step  # even if the epoch is over: no step of it counted without this worker
+                worker.step = self.step  # even if the epoch is over: without this worker, no step of it was committed
                 return self._form_if_possible(now)
             case _ if self._roster.is_member(worker) and self.ended is None:
                 return self._hear_member(worker.rank, message, now)
             case _:
-                return []  # void: it belongs to an epoch that is over
+                return []  # it belongs to an epoch that is over
 
     def hang_up(self, connection: int, now: float) -> list[Decision]:
         """Return what to do about a connection that closed."""
@@ -146,7 +146,7 @@ class Membership:
             decisions += self._evict(again, f"{again.title} came again", now)
         worker = Worker(connection, hello, now, hello.step)
         if hello.pending is not None and self._steps.last == Commit(hello.step, hello.pending):
-            worker.step += 1  # it was done when that step was committed, and was not told
+            worker.step += 1  # the commit of its step did not reach it
             decisions.append(Say((connection,), self._steps.last))
         if self.ended is not None:
             reason = f"the run is over ({self.ended}): start a coordinator with a new journal"
@@ -213,11 +213,11 @@ class Membership:
             case Failed(epoch=self.epoch) if self._epochs.is_whole:
                 return self._hear_accusation(rank, message, now)
             case _:
-                pass  # void
+                pass  # it belongs to an epoch that is over
         return []
 
     def _hear_waiting(self, rank: int, waiting: Waiting, now: float) -> list[Decision]:
-        """Take an answer; ask all the others, if nobody was asked and this rank has waited for a while."""
+        """Note what a rank waits for. If that was not an answer to a question, ask all the other ranks too."""
         self._roster.members[rank].answer(waiting, now)
         if self._inquiry:
             self._inquiry.waits[rank] = waiting

@@ -23,7 +23,7 @@ def look(address: Address, deadline: Deadline, credentials: Credentials) -> Stat
             try:
                 messages = connection.read_nowait()
             except (OSError, PhalanxError) as error:
-                raise ConnectError(f"{whom} did not say how things stand: {error}") from error
+                raise ConnectError(f"{whom} did not tell its status: {error}") from error
             for message in messages:
                 if isinstance(message, Status):
                     return message

@@ -193,11 +193,11 @@ class Participant:
             case Refused(reason=reason):
                 return [HangUp(), *self._stop(JoinRefused(f"{self._whom} refused this worker: {reason}"))]
             case Evict(words=words):
-                return [HangUp(), *self._call_again(Evicted(f"{self._whom} gave this worker up: {words}"), now)]
+                return [HangUp(), *self._call_again(Evicted(f"{self._whom} removed this worker: {words}"), now)]
             case Halt(step=step, reason=reason, rank=rank, words=words):
                 return [HangUp(), *self._stop(_HALTS.get(reason, Halted)(words, step=step, rank=rank))]
             case _:
-                pass  # nothing else concerns the membership
+                pass  # other messages do not change the membership
         return []
 
     def done(self, epoch: int, loss: float, digest: bytes) -> list[Move]:
@@ -231,9 +231,9 @@ class Participant:
     def _hear_commit(self, commit: Commit) -> list[Move]:
         if commit.step != self.step or commit.digest != self._pending:
             words = (
-                f"{self._whom} committed step {commit.step}, but this worker holds step {self.step} and is not done "
+                f"{self._whom} committed step {commit.step}, but this worker's step {self.step} has another number or "
+                "digest: start it again from its checkpoint, with the coordinator of its own run"
             )
-            words += "with the same: start it again from its checkpoint, with the coordinator of its own run"
             return [HangUp(), *self._stop(ProtocolError(words))]
         self.step += 1
         self._pending = None

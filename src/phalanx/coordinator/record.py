@@ -1,4 +1,4 @@
-"""What a coordinator must not forget: the lines of its journal, and what they amount to."""
+"""The lines of the coordinator's journal, and the state of a run that follows from them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, t
 
 
 class Formed(_Line, frozen=True):
-    """An epoch began. Its number is never used again."""
+    """An epoch began with these workers. No later epoch has the same number."""
 
     epoch: int
     step: int
@@ -22,12 +22,12 @@ class Formed(_Line, frozen=True):
 
 
 class Committed(_Line, frozen=True):
-    """A step counts."""
+    """A step was committed."""
 
     epoch: int
     step: int
     digest: bytes
-    loss: float | None  # None where it was not a number
+    loss: float | None  # None if it was not finite
 
 
 class Ended(_Line, frozen=True):
@@ -41,7 +41,7 @@ Line = Formed | Committed | Ended
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What has happened so far: nothing, for a new run."""
+    """The state of a run according to its journal. A new run has the defaults."""
 
     epoch: int = 0
     step: int = 0
@@ -51,7 +51,7 @@ class Past:
     ended: str | None = None
 
     def after(self, line: Line) -> "Past":
-        """What has happened once ``line`` has."""
+        """Return the state after ``line`` was added to the journal."""
         match line:
             case Formed():
                 names = frozenset(line.names)
@@ -64,7 +64,7 @@ class Past:
 
 
 def recall(lines: Iterable[Line]) -> Past:
-    """What all the lines of a journal amount to."""
+    """Return the state of a run after all lines of its journal."""
     past = Past()
     for line in lines:
         past = past.after(line)

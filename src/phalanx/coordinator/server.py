@@ -21,7 +21,7 @@ from phalanx.transport import Acceptor, Credentials, Deadline, close_in_children
 from phalanx.wire import Address, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
 
 _LIMIT_BYTES = 1 << 20
-_LOOK_S = 1.0  # the longest wait, so that time in which this process was stopped is noticed
+_LOOK_S = 1.0  # the longest wait; a much longer one shows that this process was stopped
 _STOPPED_S = 2.0
 _log = logging.getLogger("phalanx")
 
@@ -111,7 +111,7 @@ class Coordinator:
             self._over.set()
 
     def _attend_to_all(self) -> bool:
-        """Wait for something to do, and do it; False when it is time to stop."""
+        """Wait until something is to be done, and do it. Return False when the server must stop."""
         for key, _ in self._selector.select(self._patience_s()):
             if key.fileobj is self._stop_read:
                 return False
@@ -139,7 +139,7 @@ class Coordinator:
         else:
             self._deserted.clear()
         if self._membership.is_over and self._over_due is None:
-            self._over_due = self._clock.now() + self._terms.patience_s  # a worker that missed the end may still ask
+            self._over_due = self._clock.now() + self._terms.patience_s  # a worker that missed the end may call
         elif self._over_due is not None and self._clock.now() >= self._over_due:
             self._over.set()
 
@@ -148,7 +148,7 @@ class Coordinator:
         try:
             for message in connection.read_nowait():
                 if number not in self._connections:
-                    return  # what it said before was too much
+                    return  # an earlier message made us close the connection
                 connection.introduce(message)
                 self._carry_out(self._membership.hear(number, message, self._clock.now()))
         except (OSError, PhalanxError) as error:
@@ -174,7 +174,7 @@ class Coordinator:
                             self._journal.append(line)
                     except OSError as error:
                         self._carry_out(self._membership.fail_to_record(line, error.strerror or str(error)))
-                        return  # what follows must not be said
+                        return  # the messages that follow say that the line was recorded
 
     def _send(self, number: int, frame: bytes = b"") -> None:
         if connection := self._connections.get(number):
@@ -200,7 +200,7 @@ class Coordinator:
 class _WorkingClock:
     """The monotonic clock without the time in which this process was stopped, by Ctrl-Z for example.
 
-    A worker must not be given up for a time in which the coordinator itself could not read what the worker said.
+    While the coordinator is stopped it reads no messages, so this time must not count against a worker.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class _WorkingClock:
 
 
 def _note(message: Message) -> None:
-    """Log a message that people want to know of."""
+    """Log the messages that tell people what happens to the run."""
     match message:
         case Welcome(epoch=epoch, rank=0, members=members, step=step):
             _log.info("epoch %d begins at step %d with %d workers", epoch, step, len(members))

@@ -1,4 +1,4 @@
-"""Starting workers (``local``), and finding one's group when one has been started."""
+"""Starting workers (``local``), and finding the group that a process was started in (``connect``)."""
 
 from phalanx.launch.connect import connect
 

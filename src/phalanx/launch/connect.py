@@ -1,4 +1,4 @@
-"""Finding one's group, however this process was started."""
+"""Finds the group of this process, however the process was started."""
 
 import sys
 import time
@@ -25,13 +25,13 @@ def connect(
     lanes: int | None = None,
     step: int = 0,
 ) -> Group:
-    """Return the group of all processes that were started together; when all of them have come.
+    """Wait for all processes that were started together with this one, and return their group.
 
-    Started by ``phalanx run``, torchrun, srun or mpirun, that is all their ranks; otherwise this process alone.
-    ``timeout_s`` limits the waiting for the others here, and later every call for which no other time is given.
-    ``over="tcp"`` keeps data off shared memory. ``host`` names a machine to pretend to run on: ranks of different
-    hosts share no memory. With ``lanes`` the group takes steps that count for all or for nobody, ``step`` first: an
-    ``Engine`` needs that.
+    These are all ranks that ``phalanx run``, ``phalanx join``, torchrun, srun or mpirun started. A process that none of
+    them started is a group of one. ``timeout_s`` limits how long this call waits for the other ranks. It is also the
+    timeout of every later call that gives none. ``over="tcp"`` sends all data by TCP and uses no shared memory.
+    ``host`` names a simulated machine for this rank: ranks on different machines share no memory. With ``lanes`` the
+    group takes steps, each of which counts on all ranks or on none; ``step`` is the first. An ``Engine`` needs this.
     """
     chosen = parse_over(over, "over")
     launch = read_launch()
@@ -50,7 +50,7 @@ def connect(
 
 
 def make_join(launch: Launch, timeout_s: float) -> Join:
-    """How a process that was started so finds its group."""
+    """Return how a process that was started as ``launch`` says joins its group."""
     return Join(
         coordinator=launch.coordinator,
         rank=launch.rank,
@@ -67,7 +67,7 @@ def make_join(launch: Launch, timeout_s: float) -> Join:
 
 
 def _host(launch: Launch, join: Join) -> Group:
-    """Start the coordinator in this process, and join there."""
+    """Start the coordinator in this process, and join its group."""
     coordinator, address = _start_coordinator(launch)
     try:
         group = join_group(replace(join, coordinator=(address,)))
@@ -79,7 +79,7 @@ def _host(launch: Launch, join: Join) -> Group:
 
 
 def _seek(join: Join) -> Group:
-    """Join at whichever address is the coordinator of this job: others may have taken the first ones."""
+    """Join at the first address that has the coordinator of this job: other programs may use the other addresses."""
     deadline = Deadline.after(join.timeout_s)
     candidates = join.coordinator
     while True:
@@ -96,12 +96,12 @@ def _seek(join: Join) -> Group:
 
 
 def is_elsewhere(error: PhalanxError) -> bool:
-    """Whether whoever answered is not our coordinator: of another job, of a group that is over, or something else."""
+    """Whether the address belongs to something else: another job, a group that is complete, or another program."""
     match error:
         case JoinRefused():
             return any(words in str(error) for words in ("this is the coordinator of job", "the group is complete"))
         case ConnectError(peer=None) | ProtocolError(peer=None):
-            return True  # it hung up, or does not speak as we do
+            return True  # it hung up, or speaks another protocol
         case _:
             return False
 
@@ -114,7 +114,7 @@ def _start_coordinator(launch: Launch) -> tuple[Coordinator, Address]:
                 "ranks on several machines need a token, or anybody could join: make one with `phalanx token > FILE`, "
                 "copy it to all of them, and set PHALANX_TOKEN_FILE to its path there"
             )
-        with suppress(ConfigError):  # somebody else is there
+        with suppress(ConfigError):  # another program uses this port
             terms = Terms.exactly(launch.size, launch.job, patience_s=launch.patience_s, stall_s=launch.stall_s)
             return Coordinator(where, address.port, terms=terms, credentials=launch.credentials), address
     first, last = launch.coordinator[0].port, launch.coordinator[-1].port
@@ -125,12 +125,12 @@ def _start_coordinator(launch: Launch) -> tuple[Coordinator, Address]:
 
 
 def _bind_host(host: str) -> str:
-    """Where to listen so that ``host`` leads there: this machine only, or every interface."""
+    """Return the address to listen on so that ranks reach it as ``host``: loopback, or every interface."""
     if is_loopback(host):
         return host
     return "::" if ":" in host else "0.0.0.0"  # noqa: S104 - ranks come from other machines
 
 
 def _farewell(timeout_s: float) -> Deadline:
-    """How long to wait for the others: a rank that fails goes at once, as they are told so anyway."""
+    """Return how long rank 0 waits for the others to leave; if it failed, only until they have been told."""
     return Deadline.after(_FAREWELL_S if sys.exception() else timeout_s)

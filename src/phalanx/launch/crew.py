@@ -18,12 +18,12 @@ from phalanx.transport import shortage_in_words, usable_cpus
 
 _LOOK_S = 0.05  # how often to check workers that print nothing
 _READ_BYTES = 1 << 16
-_GRACE_S = 2.0  # when one fails, the others notice by themselves and report more
+_GRACE_S = 2.0  # after a worker failed, until the others get a signal: they notice by themselves and report more
 _LAST_S = 3.0  # from the signal to stop until SIGKILL
 
 
 class Signals:
-    """Collects SIGINT and SIGTERM while the block runs, without interrupting anything."""
+    """Collects SIGINT and SIGTERM during the block instead of letting them interrupt it."""
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
@@ -41,9 +41,9 @@ class Signals:
 
 
 class Crew:
-    """All ``size`` workers of one run, called ``noun`` 0, 1, ...; those left when the block ends are killed.
+    """All ``size`` workers of one run, called ``noun`` 0, 1, ...; workers left at the end of the block are killed.
 
-    When one fails or a signal comes they have ``grace_s`` to end; when a signal comes again, 3 s.
+    When a worker fails or a signal arrives, the workers have ``grace_s`` to end; when a second signal arrives, 3 s.
     """
 
     def __init__(self, noun: str, size: int, grace_s: float = _LAST_S) -> None:

@@ -1,4 +1,4 @@
-"""How this process was started, read from its environment: the only module that looks at it."""
+"""Reads from the environment how this process was started. No other module reads the environment."""
 
 import hashlib
 import logging
@@ -15,8 +15,8 @@ from phalanx.transport import Credentials, Tls, format_address, is_loopback, par
 from phalanx.wire import Address
 
 LOOPBACK = "127.0.0.1"
-_CANDIDATES = 8  # ports that rank 0 may take: somebody else may hold the first ones
-_FIRST_PORT, _PORTS = 20_000, 10_000  # below the range from which systems give ports to clients
+_CANDIDATES = 8  # ports that rank 0 tries: other programs may use the first ones
+_FIRST_PORT, _PORTS = 20_000, 10_000  # below the range of ports that systems assign to clients
 
 _TLS_NAMES = ("PHALANX_TLS_CERT", "PHALANX_TLS_KEY", "PHALANX_TLS_CA")
 _SUPERSEDED = {
@@ -37,10 +37,11 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a process was told about its group by whoever started it.
+    """What the launcher told a process about its group.
 
-    ``coordinator`` lists where it may be. With ``is_hosted`` nobody has started it: rank 0 does, at the first of these
-    addresses that is free. ``rank``, ``size``, ``patience_s`` and ``stall_s`` are None where the coordinator says them.
+    ``coordinator`` lists the addresses at which the coordinator may be. With ``is_hosted`` the launcher did not start
+    one: rank 0 starts it, at the first of these addresses that is free. ``rank``, ``size``, ``patience_s`` and
+    ``stall_s`` are None if the coordinator decides them.
     """
 
     rank: int | None
@@ -56,7 +57,7 @@ class Launch:
 
 
 def read_launch() -> Launch | None:
-    """Return how this process was started; None if it was started alone."""
+    """Return what the launcher told this process; None if no launcher started it."""
     launch = find_launch(os.environ)
     if launch is None:
         return None
@@ -65,14 +66,14 @@ def read_launch() -> Launch | None:
 
 
 def read_times(patience_s: float | None = None, stall_s: float | None = None) -> tuple[float | None, float | None]:
-    """Return the patience and the stall time that were given, or else those in the environment; None for neither."""
+    """Return the two times as given, or else from the environment. A time that neither sets is None."""
     return find_times(os.environ, patience_s, stall_s)
 
 
 def find_times(
     environ: Environ, patience_s: float | None = None, stall_s: float | None = None
 ) -> tuple[float | None, float | None]:
-    """Return the patience and the stall time that were given, or else those in ``environ``; None for neither."""
+    """Return the two times as given, or else from ``environ``. A time that neither sets is None."""
     patience_s = _seconds(environ, "PHALANX_PATIENCE") if patience_s is None else patience_s
     stall_s = _seconds(environ, "PHALANX_STALL") if stall_s is None else stall_s
     check_times(patience_s, stall_s)
@@ -82,14 +83,14 @@ def find_times(
 def read_credentials(
     token_file: Path | None = None, cert: Path | None = None, key: Path | None = None, ca: Path | None = None
 ) -> Credentials:
-    """The token and certificates that were named, or else those that the environment names; there may be none."""
+    """Return the token and the certificates from the files given, or else from the environment, if there are any."""
     return find_credentials(os.environ, token_file, (cert, key, ca))
 
 
 def find_credentials(
     environ: Environ, token_file: Path | None = None, tls: tuple[Path | None, ...] = (None, None, None)
 ) -> Credentials:
-    """The token in ``token_file``, or that which ``environ`` names, and the files of TLS alike."""
+    """Return the token and the certificates from the files given, or else from ``environ``, if there are any."""
     if token_file is None and environ.get("PHALANX_TOKEN_FILE"):
         token_file = Path(environ["PHALANX_TOKEN_FILE"])
     token = None
@@ -108,9 +109,9 @@ def find_credentials(
 
 
 def find_launch(environ: Environ) -> Launch | None:
-    """What ``environ`` says about the group: by phalanx run, torchrun, mpirun or srun; None if nobody does.
+    """Return what phalanx, torchrun, mpirun or srun told this process in ``environ``; None if none of them started it.
 
-    ConfigError names the variable that is missing or makes no sense.
+    Raises ConfigError, which names the variable, if one is missing or makes no sense.
     """
     # srun comes late: both torchrun and mpirun may themselves be started by it, and then leave its variables in place.
     for find in (_under_phalanx, _under_torchrun, _under_open_mpi, _under_srun, _under_mpich):
@@ -118,16 +119,16 @@ def find_launch(environ: Environ) -> Launch | None:
             return launch if launch.size != 1 or not launch.is_hosted else None
     if "PHALANX_COORDINATOR" in environ:
         raise ConfigError(
-            "PHALANX_COORDINATOR is set, but nothing says which rank this is: start the workers with srun or mpirun, "
-            "set PHALANX_RANK, PHALANX_SIZE and PHALANX_JOB too, or unset it to be alone"
+            "PHALANX_COORDINATOR is set, but no variable says which rank this is: start the workers with srun or "
+            "mpirun, set PHALANX_RANK, PHALANX_SIZE and PHALANX_JOB too, or unset PHALANX_COORDINATOR to run alone"
         )
     return None
 
 
 def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
-    """The environment of a worker that is to find ``launch``: this process's own and what must be said.
+    """Return the environment of a worker: that of this process, and the variables that tell it ``launch``.
 
-    It computes with ``threads`` threads, unless the user has decided about that.
+    The worker computes with ``threads`` threads, unless the user has set OMP_NUM_THREADS.
     """
     where = format_address(launch.coordinator[0])
     told = {"PHALANX_JOB": launch.job, "PHALANX_OVER": launch.over.value}
@@ -146,12 +147,12 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
     if tls := launch.credentials.tls:
         told |= dict(zip(_TLS_NAMES, map(str, (tls.cert, tls.key, tls.ca)), strict=True))
     inherited = {name: value for name, value in os.environ.items() if name not in _SUPERSEDED}
-    # Without the second, cuBLAS may add up in another order each time.
+    # Without CUBLAS_WORKSPACE_CONFIG, cuBLAS may add up in another order each time.
     return {"OMP_NUM_THREADS": str(threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **inherited, **told}
 
 
 def parse_over(text: str, name: str) -> Over:
-    """What ``text`` says data may go over; ``name`` is where it was said."""
+    """Return the transport that ``text`` names; an error says that ``name``, an option or a variable, is wrong."""
     try:
         return Over(text)
     except ValueError:
@@ -159,7 +160,7 @@ def parse_over(text: str, name: str) -> Over:
 
 
 def first_host(expression: str) -> str:
-    """The first machine that a SLURM expression such as ``node[003-007,9],login`` names."""
+    """Return the first machine in a SLURM expression such as ``node[003-007,9],login``."""
     first = re.match(r"(?:[^,\[\]\s]|\[[^\[\]\s]+\])+(?=,|$)", expression)
     if first is None:
         raise ConfigError(f"SLURM_STEP_NODELIST names no machine: {expression!r}; set PHALANX_COORDINATOR to host:port")
@@ -238,12 +239,12 @@ def _under_mpi(
 
 def _under_srun(environ: Environ) -> Launch | None:
     if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ:
-        return None  # the shell of an allocation, or a batch script: it is one process
-    # A step may have fewer tasks than its job, as has the one task of an interactive shell.
+        return None  # the shell of an allocation or a batch script, which is one process
+    # A step may have fewer tasks than its job. An interactive shell is a step with one task.
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     rank, size = _rank_and_size(environ, "SLURM_PROCID", tasks)
     if environ.get("PMI_SIZE", str(size)) != str(size):
-        return None  # srun started the agents of an mpirun, which started this
+        return None  # srun started the agents of an mpirun, and those started this process
     if size == 1:
         return _hosted(environ, rank, size, "", ())
     job = f"slurm-{_text(environ, 'SLURM_JOB_ID')}.{environ['SLURM_STEP_ID']}"
@@ -271,7 +272,7 @@ def _at(host: str, ports: range) -> tuple[Address, ...]:
 
 
 def _ports_of(job: str) -> range:
-    """Ports that every rank of a job finds by itself, and another job hardly ever."""
+    """Return ports that every rank of a job computes alike, and that other jobs are unlikely to use."""
     digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
     first = _FIRST_PORT + digest % (_PORTS - _CANDIDATES + 1)
     return range(first, first + _CANDIDATES)
@@ -307,7 +308,7 @@ def _address(environ: Environ, name: str) -> Address:
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     if address.port == 0:
-        raise ConfigError(f"{name} must have a port that all ranks can know, not 0")
+        raise ConfigError(f"{name} must have a port that all ranks know, not 0")
     return address
 
 
@@ -317,7 +318,7 @@ def _read_token(path: Path) -> bytes:
             _log.warning("others on this machine can read the token in %s: chmod 600 %s", path, path)
         return parse_token(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read the token in {path}: {why}; make one with `phalanx token > {path}`") from None
 
 
@@ -329,7 +330,7 @@ def _text(environ: Environ, name: str) -> str:
     text = environ.get(name, "")
     if not text:
         raise ConfigError(
-            f"{name} is missing, though other variables say that this process has peers: set it, or start the workers "
-            "with phalanx run, torchrun, srun or mpirun"
+            f"{name} is not set, but other variables say that this process is one of several: set it too, or start the "
+            "workers with phalanx run, torchrun, srun or mpirun"
         )
     return text

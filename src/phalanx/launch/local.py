@@ -1,4 +1,4 @@
-"""Running a program on several workers of this machine."""
+"""Runs a program on several workers of this machine."""
 
 import os
 import secrets
@@ -22,8 +22,8 @@ from phalanx.wire import Address
 class Program:
     """What to run: a script or module with its arguments, on how many workers, and how they are connected.
 
-    ``hosts`` is the number of machines to pretend to have: the ranks are spread evenly over them. ``patience_s`` and
-    ``stall_s`` are None for the usual ones. ``grace_s`` is how long workers may take to end when a signal comes.
+    ``hosts`` is the number of simulated machines, over which the ranks are spread evenly. ``patience_s`` and
+    ``stall_s`` are None for the defaults. ``grace_s`` is how long workers may take to end after a signal.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Program:
 
 
 def run(program: Program, credentials: Credentials | None = None) -> int:
-    """Run the program on every worker of a group of their own, and return the exit status.
+    """Start a coordinator and the workers of one group, run the program on each, and return the exit status.
 
-    They know each other by a token that nobody else has, unless ``credentials`` are given.
+    Without ``credentials`` the workers get a fresh token that nobody else knows.
     """
     job = secrets.token_hex(8)
     credentials = credentials or Credentials(make_token().encode())
@@ -78,7 +78,7 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
 
 
 def join(program: Program, coordinator: Address, credentials: Credentials) -> int:
-    """Run the program on workers that join the group of a coordinator elsewhere, and return the exit status."""
+    """Run the program on workers that join the group of a running coordinator, and return the exit status."""
     launch = Launch(
         rank=None,
         size=None,
@@ -95,9 +95,9 @@ def join(program: Program, coordinator: Address, credentials: Credentials) -> in
 def start(program: Program, launches: Sequence[Launch], noun: str) -> int:
     """Start the workers, and return the exit status: 0, or that of the worker that failed first.
 
-    Their output goes to ours line by line, with their number in front. SIGINT and SIGTERM are passed on to them, so
-    this is for the main thread. When it returns no worker is left, nor any process of theirs that stayed in its
-    session.
+    The output of the workers is printed line by line, each line with the number of its worker in front. SIGINT and
+    SIGTERM are passed on to the workers, so only the main thread can call this. When it returns, all workers have
+    ended, and so have the processes that they started, except those that began a session of their own.
     """
     with Signals() as signals, Crew(noun, len(launches), program.grace_s) as crew:
         try:

@@ -14,7 +14,7 @@ _CONSEQUENCES = tuple(f"phalanx.errors.{name}: " for name in ("PeerLost", "Epoch
 class End:
     """How a worker ended: its exit code, or minus the signal that killed it, and the last of what it wrote to stderr.
 
-    ``at`` is when; ``was_stopped`` says that the launcher had told it to go.
+    ``at`` is when it ended; ``was_stopped`` says that the launcher was stopping the workers by then.
     """
 
     rank: int
@@ -47,9 +47,9 @@ class End:
 
 
 def first_failure(ends: Sequence[End]) -> End | None:
-    """The worker that everything else follows from: the first that failed for a reason of its own; None if all is well.
+    """Return the worker that caused the run to fail: the first that failed by itself; None if no worker failed.
 
-    If all that failed point at others, or were told to go, it is the first of them.
+    Workers that the launcher stopped, or that failed because another rank failed, count only if there are no others.
     """
     failed = [end for end in ends if end.code != 0]
     return min(failed, key=lambda end: (end.was_stopped, end.is_consequence, end.at), default=None)

@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def become(launcher: int, program: list[str]) -> None:
-    """Run ``program`` by Python in this process, which dies when the process ``launcher`` does (on Linux)."""
+    """Replace this process by Python running ``program``. On Linux, the kernel kills it when ``launcher`` dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # the launcher died before prctl took effect
