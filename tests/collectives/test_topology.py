@@ -62,14 +62,15 @@ def test_what_hosts_contribute_adds_up_to_the_bits_of_the_tree(topology, more):
         return out
 
     pieces = sorted(
-        (each for host in pieces_by_host(lanes, topology) for each in host), key=lambda each: each.span.start
+        (each for host in pieces_by_host(lanes, topology) for each in host), key=lambda each: each.lanes.start
     )
     inputs = []
     for piece in pieces:
-        spans = [range(part.span.start - piece.span.start, part.span.stop - piece.span.start) for part in piece.parts]
+        first = piece.lanes.start
+        covered = [range(each.lanes.start - first, each.lanes.stop - first) for each in piece.pieces]
         inputs.append(np.empty(5, np.float32))
-        fold_pieces(DType.F32, spans, [add_up(part.span) for part in piece.parts], inputs[-1])
+        fold_pieces(DType.F32, covered, [add_up(each.lanes) for each in piece.pieces], inputs[-1])
     out = np.empty(5, np.float32)
-    fold_pieces(DType.F32, [piece.span for piece in pieces], inputs, out)
+    fold_pieces(DType.F32, [piece.lanes for piece in pieces], inputs, out)
 
     assert out.tobytes() == add_up(range(lanes)).tobytes()

@@ -141,7 +141,7 @@ def test_a_stall_is_blamed_on_the_rank_that_answers_nobody(stack, coordinator, m
         assert reason(epoch).peer == 2
 
 
-def test_who_wonders_learns_that_ranks_disagree(stack, coordinator, monkeypatch):
+def test_a_rank_that_suspects_a_mismatch_learns_that_ranks_disagree(stack, coordinator, monkeypatch):
     monkeypatch.setattr("phalanx.coordinator.membership.GRACE_S", 0.75)  # a busy machine may answer late
     _, epochs = join_all(stack, coordinator, ranks=[0, 1, 2])
     for rank, words in ((0, "barrier"), (1, "broadcast"), (2, "barrier")):

@@ -48,7 +48,7 @@ def tree(terms):
 
 def pieces_of(lanes, worker, workers):
     """What a worker sends: the sums of the whole subtrees of its lanes, a row for each."""
-    return np.stack([tree(lanes[span.start : span.stop]) for span in Lanes(len(lanes), workers).spans(worker)])
+    return np.stack([tree(lanes[span.start : span.stop]) for span in Lanes(len(lanes), workers).pieces(worker)])
 
 
 def bits(values):
@@ -74,7 +74,7 @@ shared_out = st.integers(1, 40).flatmap(lambda count: st.tuples(st.just(count), 
 def test_the_pieces_of_all_workers_are_all_lanes_in_order(shared):
     lanes = Lanes(*shared)
 
-    spans = [span for worker in range(lanes.workers) for span in lanes.spans(worker)]
+    spans = [span for worker in range(lanes.workers) for span in lanes.pieces(worker)]
 
     assert (spans[0].start, spans[-1].stop) == (0, lanes.count)
     assert all(span and span.stop == following.start for span, following in pairwise(spans))

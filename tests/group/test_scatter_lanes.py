@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from phalanx.buffers import DType, round_to_bf16, square_norm
 from phalanx.collectives import Finish
 from phalanx.errors import ConfigError
-from phalanx.group.arguments import sum_up_cuts
+from phalanx.group.arguments import checksum_blocks
 from phalanx.testing import World
 
 CUTS = blocks_of(LENGTH, 64)
@@ -155,7 +155,7 @@ def test_nothing_is_scattered_by_everybody_together(over):
     assert World(3, over).run(work) == [0] * 3
 
 
-def test_the_checksum_of_cuts_is_the_one_that_is_written_down():
+def test_the_checksum_of_blocks_is_the_one_that_is_written_down():
     words = struct.pack("<7Q", 8, 0, 3, 1, 5, 9, 0)
 
-    assert sum_up_cuts([slice(0, 3), slice(5, 9)], [1, 0], lanes=8) == crc32(words) & 0xFFFF
+    assert checksum_blocks([slice(0, 3), slice(5, 9)], [1, 0], lanes=8) == crc32(words) & 0xFFFF

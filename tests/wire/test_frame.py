@@ -155,7 +155,7 @@ def test_an_error_quotes_at_most_16_bytes_of_the_peers(garbage, is_close):
         (Signature(Collective.GATHER, DType.BOOL, 9, root=1), "gather to rank 1 of 9 bool"),
         (Signature(Collective.ALL_GATHER, DType.F64, 3), "all_gather of 3 f64"),
         (Signature(Collective.ALLOCATE, DType.U8, 5), "allocate of 5 u8"),
-        (Signature(Collective.SCATTER_LANES, DType.F32, 5, cuts=0xB7), "scatter_lanes of 5 f32, cut as 00b7"),
+        (Signature(Collective.SCATTER_LANES, DType.F32, 5, blocks=0xB7), "scatter_lanes of 5 f32, blocks 00b7"),
         (Signature(Collective.BARRIER, DType.U8, 0), "barrier"),
     ],
 )
@@ -178,7 +178,7 @@ def test_headers_read_as_words():
         lambda: Tag(epoch=-1, sequence=0, round=0),
         lambda: Signature(Collective.SEND, DType.U8, -1),
         lambda: Signature(Collective.SEND, DType.U8, 1, root=0xFFFF),
-        lambda: Signature(Collective.BROADCAST_BLOCKS, DType.U8, 1, cuts=2**16),
+        lambda: Signature(Collective.BROADCAST_BLOCKS, DType.U8, 1, blocks=2**16),
         lambda: Header(Kind.DATA, HEADER.tag, None, length=1),
         lambda: Header(Kind.CONTROL, HEADER.tag, HEADER.signature, length=1),
         lambda: Header(Kind.CONTROL, HEADER.tag, None, length=2**64),

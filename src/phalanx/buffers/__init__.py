@@ -1,4 +1,4 @@
-"""What the bytes hold: element types, reductions, the canonical order of addition, and cuts."""
+"""What the bytes hold: element types, reductions, the canonical order of additions, and how a length is divided."""
 
 from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
 from phalanx.buffers.fold import Carry, cover, pieces

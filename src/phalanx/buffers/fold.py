@@ -1,4 +1,4 @@
-"""The canonical tree: which lanes are added to which, in an order that does not know how many ranks there are.
+"""The canonical tree: which lanes are added to which, in an order that does not depend on the number of ranks.
 
 A node over n leaves splits at the largest power of two below n, so seven leaves give ((0 1)(2 3)) ((4 5) 6).
 """
@@ -32,9 +32,9 @@ def cover(wanted: Collection[int], leaves: int) -> tuple[range, ...]:
 
 
 class Carry(Generic[T]):
-    """The sums of consecutive lanes as whole subtrees, one for each level, as a binary counter carries.
+    """The sums of consecutive lanes so far, as whole subtrees. Two subtrees are added as a binary counter carries.
 
-    ``combine(left, right)`` returns the sum of two neighbours and may reuse either: both are given up.
+    ``combine(left, right)`` returns the sum of two neighbours. It may reuse the memory of either.
     """
 
     __slots__ = ("_combine", "_held", "_leaves")
@@ -45,19 +45,19 @@ class Carry(Generic[T]):
         self._held: list[tuple[range, T]] = []
 
     def add(self, lane: int, value: T) -> None:
-        """Take the value of the next lane; the first may be any lane."""
+        """Add the value of the next lane. The first lane may have any number."""
         if self._held and lane != self._held[-1][0].stop:
             raise ConfigError(
                 f"lane {lane} cannot follow lane {self._held[-1][0][-1]}: add lanes in order, without gaps"
             )
-        (span,) = pieces(lane, lane + 1, self._leaves)
-        while self._held and len(pieces(self._held[-1][0].start, span.stop, self._leaves)) == 1:
+        (lanes,) = pieces(lane, lane + 1, self._leaves)
+        while self._held and len(pieces(self._held[-1][0].start, lanes.stop, self._leaves)) == 1:
             left, held = self._held.pop()
-            span, value = range(left.start, span.stop), self._combine(held, value)
-        self._held.append((span, value))
+            lanes, value = range(left.start, lanes.stop), self._combine(held, value)
+        self._held.append((lanes, value))
 
     def pieces(self) -> tuple[tuple[range, T], ...]:
-        """Return the sums so far and the lanes each covers: the spans that ``pieces`` gives for these lanes."""
+        """Return the sums so far and the lanes of each, as the function ``pieces`` returns them."""
         return tuple(self._held)
 
 

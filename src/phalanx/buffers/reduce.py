@@ -1,7 +1,7 @@
 """Folding buffers: sum, mean, maximum, minimum and product, in the canonical order.
 
-f16 and bf16 are accumulated in f32 and rounded once, at the end. Overflow and NaN are values here, not warnings:
-who cares looks at the result.
+f16 and bf16 are accumulated in f32 and rounded once, at the end. Overflow and NaN cause no warnings: callers look for
+them in the result.
 """
 
 import math
@@ -83,25 +83,26 @@ def fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> Non
 
 def fold_pieces(
     dtype: DType,
-    spans: Sequence[range],
+    lanes: Sequence[range],
     inputs: Sequence[Array],
     out: Array,
     *,
     divisor: float | None = None,
     is_measured: bool = False,
 ) -> float:
-    """Write the sum of pieces into ``out``, where input i is that of the lanes ``spans[i]``, in the order of the lanes.
+    """Write the sum of pieces into ``out``. Input i is the sum of ``lanes[i]``, and inputs are in the order of lanes.
 
     The sum is divided by ``divisor`` before it is rounded. Returns its sum of squares if it ``is_measured``, else 0.
-    Both are done while the sum is in cache: pass at most a chunk.
+    Pass at most a chunk, so that the sum is still in cache for both.
     """
-    return _SILENT.copy().run(_fold_pieces, dtype, tuple(spans), inputs, out, divisor, is_measured)
+    return _SILENT.copy().run(_fold_pieces, dtype, tuple(lanes), inputs, out, divisor, is_measured)
 
 
 def square_norm(values: Array) -> float:
-    """Return the sum of squares: of 4,096 values each in their type, and of these in f64; not finite if a value is not.
+    """Return the sum of squares. If a value is not finite, the result is not finite either.
 
-    All of it in f64 takes five times as long, and a BLAS may share longer products out to as many threads as it likes.
+    Squares of 4,096 values at a time are summed in the type of the values, and these sums are added in f64. Summing
+    everything in f64 takes five times as long, and a BLAS may use many threads for longer products.
     """
     return _SILENT.copy().run(_square_norm, values)
 
@@ -146,7 +147,7 @@ def _fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> No
 
 def _fold_pieces(
     dtype: DType,
-    spans: tuple[range, ...],
+    lanes: tuple[range, ...],
     inputs: Sequence[Array],
     out: Array,
     divisor: float | None,
@@ -159,7 +160,7 @@ def _fold_pieces(
             np.copyto(out, values)
             values = out
     else:
-        program = _program(spans, dtype.is_narrow, may_use_out)
+        program = _program(lanes, dtype.is_narrow, may_use_out)
         scratch = np.empty((program.rows, len(out)), dtype.accumulator.numpy)
         _run_steps(program, ReduceOp.SUM, dtype, [*inputs, *scratch, out])
         values = scratch[0] if dtype.is_narrow else out
@@ -203,16 +204,19 @@ _OUT = -1
 
 
 @lru_cache
-def _program(spans: tuple[range, ...], is_narrow: bool, may_use_out: bool) -> _Program:  # noqa: FBT001 - it is cached by position
-    """The steps for one input for each span; ``may_use_out`` for what is half done, too, since no input lies there."""
+def _program(lanes: tuple[range, ...], is_narrow: bool, may_use_out: bool) -> _Program:  # noqa: FBT001 - it is cached by position
+    """Return the steps that add up inputs, of which input i is the sum of ``lanes[i]``.
+
+    If the steps ``may_use_out``, they keep partial sums in ``out``, because no input lies there.
+    """
     steps: list[tuple[int, int | None, int]] = []
-    rows, count, taken = 0, len(spans), 0
+    rows, count, taken = 0, len(lanes), 0
 
     def emit(node: range, target: int, row: int) -> int:
-        """Accumulate what is under ``node`` in ``target``, using scratch from ``row`` on, and return where it is."""
+        """Add up the lanes of ``node`` in ``target``, with scratch from ``row`` on, and return where the sum is."""
         nonlocal rows, taken
         rows = max(rows, row)
-        if spans[taken] == node:
+        if lanes[taken] == node:
             taken += 1
             if is_narrow:
                 steps.append((taken - 1, None, target))
@@ -223,7 +227,7 @@ def _program(spans: tuple[range, ...], is_narrow: bool, may_use_out: bool) -> _P
         steps.append((left, right, target))
         return target
 
-    root = range(spans[-1].stop)
+    root = range(lanes[-1].stop)
     if may_use_out:
         emit(root, _OUT, 0)
     else:

@@ -1,7 +1,7 @@
-"""Adding up lanes: every rank brings its pieces, and the sum has the same bits however many ranks there are.
+"""Adding up lanes: every rank contributes its pieces, and the sum has the same bits for any number of ranks.
 
-Who adds up a block has the pieces of all ranks at hand, or of whole hosts, and combines them in the order of the tree
-over single lanes.
+The rank that adds up a block has the pieces of all ranks, or of whole hosts. It adds them in the order of the tree over
+single lanes.
 """
 
 import itertools
@@ -28,11 +28,11 @@ from phalanx.collectives.topology import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """What the rank that adds up a block does with the sum while it is in cache, before anybody else sees it.
+    """What the rank that adds up a block does with the sum while it is in cache, before other ranks get it.
 
-    It divides the sum by the total of ``counts`` (f64). They are read when the call's turn comes, so an earlier call in
-    the queue may fill them. Then it writes the block's sum of squares into ``squares`` (f64, one for each block); those
-    of blocks that other ranks add up are left alone.
+    The rank divides the sum by the total of ``counts`` (f64). It reads ``counts`` when it performs the call, so an
+    earlier call in the queue may fill them. Then it writes the block's sum of squares into ``squares`` (f64, one for
+    each block). It does not change the squares of blocks that other ranks add up.
     """
 
     counts: Array | None = None
@@ -48,9 +48,9 @@ class Finish:
 class LaneFold:
     """How the pieces of all ranks become one sum, block by block.
 
-    The ranks share the ``blocks`` out, and everybody gets all of them; or each block has its owner in ``owners``, who
-    adds it up and is the only one to get it. ``own`` has blocks of this rank's only piece that need not be in its row,
-    by their numbers: this rank is the first to add them up.
+    Without ``owners``, the ranks share the work of adding up the ``blocks``, and every rank gets all sums. With
+    ``owners``, the owner of a block adds it up, and only the owner gets the sum. A rank with one piece may pass blocks
+    of it in ``own``, by their numbers, instead of storing them in the piece. It must be the first to add these up.
     """
 
     lanes: int
@@ -62,7 +62,7 @@ class LaneFold:
 
     @property
     def is_scattered(self) -> bool:
-        """Whether a sum stays with who makes it."""
+        """Whether only the owner of a block gets its sum."""
         return self.owners is not None
 
     def owners_in(self, topology: Topology) -> Sequence[int]:
@@ -77,7 +77,10 @@ def blocks_added(count: int, owners: Sequence[int] | None, rank: int, topology: 
 
 
 def blocks_added_first(count: int, owners: Sequence[int] | None, rank: int, topology: Topology) -> list[int]:
-    """Return the numbers of the blocks, of ``count``, that ``rank`` adds up for its host: its own, and for others."""
+    """Return the numbers of the blocks, of ``count``, that ``rank`` adds up for its host.
+
+    These are the blocks that it owns, and those for whose owner it stands in on its host.
+    """
     found = owners_of(count, topology) if owners is None else owners
     stands_for = stand_ins(topology)[topology.number_of_host(rank)]
     return [number for number, owner in enumerate(found) if stands_for[owner] == rank]
@@ -85,15 +88,15 @@ def blocks_added_first(count: int, owners: Sequence[int] | None, rank: int, topo
 
 @lru_cache
 def count_pieces(lanes: int, size: int) -> tuple[int, ...]:
-    """Return how many pieces each of ``size`` ranks brings."""
+    """Return how many pieces each of ``size`` ranks contributes."""
     return tuple(len(each) for each in pieces_by_rank(lanes, size))
 
 
 class LaneReduction:
     """How the pieces of all hosts become a sum, in one call and on one rank.
 
-    ``rows`` has the pieces of every rank of this host, one row each. A host sends its pieces as they are, or rounded
-    for the wire. A piece of narrow elements that is the sum of several ranks' pieces travels as its accumulator.
+    ``rows`` has the pieces of every rank of this host, one row for each piece. A host sends its pieces as they are, or
+    rounded for the wire. A piece of narrow elements that is the sum of several ranks' pieces travels as f32.
     """
 
     def __init__(
@@ -104,9 +107,9 @@ class LaneReduction:
         self._host = topology.number_of_host(rank)
         self._pieces = pieces_by_host(fold.lanes, topology)
         self._inputs = _list_inputs(fold.lanes, topology, None if self._wire else self._host)
-        self._spans = tuple(each.span for each in self._inputs)
+        self._input_lanes = tuple(each.lanes for each in self._inputs)
         self._has_sums = dtype.is_narrow and any(
-            len(piece.parts) > 1 for host, each in enumerate(self._pieces) if host != self._host for piece in each
+            len(piece.pieces) > 1 for host, each in enumerate(self._pieces) if host != self._host for piece in each
         )
         self._divisor = fold.finish.divisor
         self._contribution_bytes = [
@@ -123,8 +126,8 @@ class LaneReduction:
         arrays: list[Array] = []
         made = 0
         for piece, dtype in zip(self._pieces[self._host], self._types(self._host), strict=True):
-            if self._wire is None and len(piece.parts) == 1:
-                arrays += [self._read(piece.parts[0], number, block) for number, block in self._cut(chunk)]
+            if self._wire is None and len(piece.pieces) == 1:
+                arrays += [self._read(piece.pieces[0], number, block) for number, block in self._split_by_place(chunk)]
                 continue
             out = scratch[made : made + dtype.itemsize * chunk.length].view(dtype.numpy)
             made += out.nbytes
@@ -143,7 +146,7 @@ class LaneReduction:
             block = self._fold.blocks[number]
             place = slice(block.start - chunk.span.start, block.stop - chunk.span.start)
             inputs = [
-                self._read(each.part, number, block) if each.part else arrived[each.host][each.number][place]
+                self._read(each.piece, number, block) if each.piece else arrived[each.host][each.number][place]
                 for each in self._inputs
             ]
             self._add_up_block(number, inputs, self._target[block] if narrow is None else narrow[place])
@@ -166,45 +169,50 @@ class LaneReduction:
         if self._has_sums and self._wire is None:
             wide = np.empty(len(out), np.float32)
             inputs = [each if each.dtype == wide.dtype else widen(self._dtype, each) for each in inputs]
-            square = fold_pieces(DType.F32, self._spans, inputs, wide, divisor=divisor, is_measured=squares is not None)
+            square = fold_pieces(
+                DType.F32, self._input_lanes, inputs, wide, divisor=divisor, is_measured=squares is not None
+            )
             finish(ReduceOp.SUM, self._dtype, wide, 1, out)
         else:
             dtype = self._wire or self._dtype
-            square = fold_pieces(dtype, self._spans, inputs, out, divisor=divisor, is_measured=squares is not None)
+            square = fold_pieces(
+                dtype, self._input_lanes, inputs, out, divisor=divisor, is_measured=squares is not None
+            )
         if squares is not None:
             squares[number] = square
 
     def _make(self, piece: HostPiece, chunk: Chunk, out: Array) -> None:
         """Write a piece of this host, the sum of its ranks' pieces, into ``out``."""
         wide = np.empty(chunk.length, np.float32) if self._wire else out
-        spans = [range(part.span.start - piece.span.start, part.span.stop - piece.span.start) for part in piece.parts]
-        for number, block in self._cut(chunk):
-            inputs = [widen(self._dtype, self._read(part, number, block)) for part in piece.parts]
+        first = piece.lanes.start
+        lanes = [range(each.lanes.start - first, each.lanes.stop - first) for each in piece.pieces]
+        for number, block in self._split_by_place(chunk):
+            inputs = [widen(self._dtype, self._read(each, number, block)) for each in piece.pieces]
             place = slice(block.start - chunk.span.start, block.stop - chunk.span.start)
-            fold_pieces(self._dtype.accumulator, spans, inputs, wide[place])
+            fold_pieces(self._dtype.accumulator, lanes, inputs, wide[place])
         if self._wire:
             round_to_bf16(wide, out)
 
-    def _cut(self, chunk: Chunk) -> list[tuple[int, slice]]:
-        """Return the chunk in one, or block by block if some of its blocks may lie elsewhere."""
+    def _split_by_place(self, chunk: Chunk) -> list[tuple[int, slice]]:
+        """Return the whole chunk, or its blocks if some of them may lie in ``own``."""
         if not self._fold.own:
             return [(chunk.numbers[0], chunk.span)]
         return [(number, self._fold.blocks[number]) for number in chunk.numbers]
 
-    def _read(self, part: RankPiece, number: int, block: slice) -> Array:
-        if part.rank == self._rank and number in self._fold.own:
+    def _read(self, piece: RankPiece, number: int, block: slice) -> Array:
+        if piece.rank == self._rank and number in self._fold.own:
             return self._fold.own[number]
-        found: Array = self._rows[part.rank][part.row, block]
+        found: Array = self._rows[piece.rank][piece.row, block]
         return found
 
     def _types(self, host: int) -> list[DType]:
-        """Return what each piece of a host travels as."""
+        """Return the type that each piece of a host has on the wire."""
         if self._wire:
             return [self._wire] * len(self._pieces[host])
-        return [self._dtype.accumulator if len(piece.parts) > 1 else self._dtype for piece in self._pieces[host]]
+        return [self._dtype.accumulator if len(piece.pieces) > 1 else self._dtype for piece in self._pieces[host]]
 
     def _split(self, host: int, chunk: Chunk, contribution: Array) -> list[Array]:
-        """Return the pieces in the bytes that a host has contributed to a chunk."""
+        """Return the pieces that are in the bytes of a host's contribution to a chunk."""
         ends = itertools.accumulate((dtype.itemsize * chunk.length for dtype in self._types(host)), initial=0)
         return [
             contribution[start:stop].view(dtype.numpy)
@@ -213,22 +221,22 @@ class LaneReduction:
 
 
 class _Input(NamedTuple):
-    """A piece that goes into a sum: ``part`` is a rank's, of this host; others are a host's, by their ``number``."""
+    """A piece that is added to a sum: the ``piece`` of a rank of this host, or else piece ``number`` of a host."""
 
-    span: range
+    lanes: range
     host: int
     number: int
-    part: RankPiece | None = None
+    piece: RankPiece | None = None
 
 
 @lru_cache
-def _list_inputs(lanes: int, topology: Topology, in_parts: int | None) -> tuple[_Input, ...]:
-    """Return the pieces of all hosts in lane order; those of the host ``in_parts`` as its ranks brought them."""
+def _list_inputs(lanes: int, topology: Topology, own_host: int | None) -> tuple[_Input, ...]:
+    """Return the pieces of all hosts in lane order; those of ``own_host`` are the pieces of its ranks."""
     inputs: list[_Input] = []
     for host, pieces in enumerate(pieces_by_host(lanes, topology)):
         for number, piece in enumerate(pieces):
-            if host == in_parts:
-                inputs += [_Input(part.span, host, number, part) for part in piece.parts]
+            if host == own_host:
+                inputs += [_Input(each.lanes, host, number, each) for each in piece.pieces]
             else:
-                inputs.append(_Input(piece.span, host, number))
-    return tuple(sorted(inputs, key=lambda each: each.span.start))
+                inputs.append(_Input(piece.lanes, host, number))
+    return tuple(sorted(inputs, key=lambda each: each.lanes.start))

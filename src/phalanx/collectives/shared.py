@@ -1,6 +1,6 @@
-"""Collectives in an arena: every rank shows what it has, and reads, or folds, what it needs.
+"""Collectives in an arena: every rank reads the other ranks' buffers, and copies or folds what it needs.
 
-Nobody ever writes what another rank shows: contributions stay intact.
+No rank ever writes another rank's buffer, so contributions stay as they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ import numpy as np
 from phalanx.buffers import Array, DType, ReduceOp, accumulate, even_part, fold
 from phalanx.collectives.call import Call
 from phalanx.collectives.plan import length_of
-from phalanx.collectives.staging import Agreement, Cuts, Staging, Work
+from phalanx.collectives.staging import Agreement, Parts, Staging, Work
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.transport import Arena, Epoch, Location, Post
 from phalanx.wire import Signature
 
 _REMEMBERED = 256
-"""How many different agreements are kept: a training step has as many as it has buckets."""
+"""How many agreements are kept. A training step has one for each bucket."""
 
 
 class ArenaRunner:
@@ -28,33 +28,33 @@ class ArenaRunner:
         self._agreements: dict[tuple[bytes, ...], Agreement] = {}
 
     def all_reduce(self, call: Call, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
-        """Write the reduction of all sources into every target; a target that all share is written once."""
+        """Write the reduction of all sources into every target. A target that all ranks share is written once."""
         pool = self.arena.pool
         location, shared = pool.locate(source), pool.locate_shared(target)
-        show = None if location else self._show_whole(source, None, dtype)
+        staging = None if location else self._stage(source, None, dtype)
         agreement = self.open(call, location, shared)
         if agreement.needs_no_copy:
             self._fold_once(agreement, source, target, op, dtype)
             self.meet(call)
             return
-        show = show or self._show_whole(source, location, dtype)
+        staging = staging or self._stage(source, location, dtype)
         if agreement.is_target_shared:
-            work = self._fold_own_part(show, op, lambda run, _: target[run])
-            show.run(agreement, lambda: self.meet(call), work, waits_at_end=True)
+            work = self._fold_own_part(staging, op, lambda chunk, _: target[chunk])
+            staging.for_each_chunk(agreement, lambda: self.meet(call), work, waits_at_end=True)
         else:
-            self._reduce_in_runs(call, show, agreement, op, target)
+            self._reduce_in_chunks(call, staging, agreement, op, target)
 
     def reduce(self, call: Call, source: Array, target: Array | None, op: ReduceOp, dtype: DType) -> None:
-        """Write the reduction of all sources into the target of the one rank that has one."""
+        """Write the reduction of all sources into the target of the one rank that has a target."""
         location = self.arena.pool.locate(source)
-        show = self._show_whole(source, location, dtype)
-        self._reduce_in_runs(call, show, self.open(call, location), op, target)
+        staging = self._stage(source, location, dtype)
+        self._reduce_in_chunks(call, staging, self.open(call, location), op, target)
 
     def reduce_parts(
         self,
         call: Call,
         source: Array,
-        parts: Cuts,
+        parts: Parts,
         target: Array,
         op: ReduceOp,
         dtype: DType,
@@ -63,66 +63,66 @@ class ArenaRunner:
     ) -> None:
         """Write the reduction of part r of all sources into the target of the host's rank r.
 
-        If the reduction ``is_partial``, more will be folded in elsewhere: the target holds accumulators.
+        If the reduction ``is_partial``, the target gets accumulators: they are folded with others later.
         """
         arena, combine = self.arena, accumulate if is_partial else fold
         location = arena.pool.locate(source)
-        show = Staging(arena, dtype, [parts] * arena.size, source, location)
+        staging = Staging(arena, dtype, [parts] * arena.size, source, location)
 
-        def work(run: slice, turn: int) -> None:
+        def work(chunk: slice, half: int) -> None:
             if arena.index < len(parts):
-                shown = [show.read(index, run, turn, arena.index) for index in range(arena.size)]
-                combine(op, dtype, shown, target[run.start : run.start + len(shown[0])])
+                inputs = [staging.read(index, chunk, half, arena.index) for index in range(arena.size)]
+                combine(op, dtype, inputs, target[chunk.start : chunk.start + len(inputs[0])])
 
-        # The same elements may be cut in other places, if ranks have them in other shapes: so the cut is posted, too.
+        # Arrays of different shapes may have equally many elements but different parts. So the parts are compared, too.
         agreement = self.open(call, location, (length_of(parts[0]), 0))
         for rank, post in zip(arena.ranks, agreement.posts, strict=True):
             if post.target != agreement.posts[arena.index].target:
                 own_rank, ours = arena.ranks[arena.index], f"{call}, first part {length_of(parts[0])}"
                 raise CollectiveMismatch.between(rank, f"{call}, first part {(post.target or (0,))[0]}", own_rank, ours)
-        show.run(agreement, lambda: self.meet(call), work)
+        staging.for_each_chunk(agreement, lambda: self.meet(call), work)
 
     def exchange(
         self,
         call: Call,
         source: Array | None,
-        cuts: Sequence[Cuts],
+        parts: Sequence[Parts],
         wanted: Sequence[tuple[int, int, Array]],
         dtype: DType,
     ) -> None:
-        """Copy cuts of the sources: for each (rank's index, number of its cut, target) in ``wanted``.
+        """Copy parts of the sources: one for each (rank's index, number of its part, target) in ``wanted``.
 
-        ``cuts`` has for each rank the cuts of its source, none if it only reads; it is alike on all ranks.
+        ``parts`` has for each rank the parts of its source, none if it only reads. It is the same on all ranks.
         """
-        location = self.arena.pool.locate(source) if source is not None and cuts[self.arena.index] else None
-        show = Staging(self.arena, dtype, cuts, source, location)
+        location = self.arena.pool.locate(source) if source is not None and parts[self.arena.index] else None
+        staging = Staging(self.arena, dtype, parts, source, location)
 
-        def work(run: slice, turn: int) -> None:
+        def work(chunk: slice, half: int) -> None:
             for index, number, target in wanted:
-                shown = show.read(index, run, turn, number)
-                if len(shown):
-                    np.copyto(target[run.start : run.start + len(shown)], shown)
+                found = staging.read(index, chunk, half, number)
+                if len(found):
+                    np.copyto(target[chunk.start : chunk.start + len(found)], found)
 
-        show.run(self.open(call, location), lambda: self.meet(call), work)
+        staging.for_each_chunk(self.open(call, location), lambda: self.meet(call), work)
 
     def barrier(self, call: Call) -> None:
         """Return when every rank of the host has called this."""
         self.open(call)
 
     def allocate(self, call: Call, size_bytes: int) -> Array:
-        """Zeroed memory that all ranks of the host read and write."""
+        """Return zeroed memory that all ranks of the host read and write."""
         pool = self.arena.pool
         if self.arena.index == 0:
             try:
                 made, segment = pool.create_shared(size_bytes)
             except ConfigError:
-                self.open(call)  # the others wait to hear where it is: nowhere
+                self.open(call)  # tells the others, which wait to hear where it is
                 raise
             try:
                 self.open(call, Location(segment.place.descriptor, segment.place.inode, 0))
                 self.meet(call)
             finally:
-                segment.release()  # everybody has mapped it by now, and it lasts as long as the arrays do
+                segment.release()  # all ranks have mapped it by now, and it lasts as long as their arrays
             return made
         location = self.open(call).posts[0].source
         if location is None:
@@ -141,7 +141,7 @@ class ArenaRunner:
         *,
         is_patient: bool = False,
     ) -> Agreement:
-        """Begin a call: everybody says what it is, and must have said the same."""
+        """Begin a call: post its signature, wait for the other ranks, and compare. Raises CollectiveMismatch."""
         arena = self.arena
         arena.post(call.signature.pack(), source, target)
         arena.wait(call.deadline, self._epoch, call, is_patient=is_patient)
@@ -158,7 +158,7 @@ class ArenaRunner:
         self.arena.meet(call.deadline, self._epoch, call, is_patient=is_patient)
 
     def read(self, index: int, post: Post, length: int, dtype: DType) -> Array:
-        """Return the elements that the rank at ``index`` has posted, not to be written."""
+        """Return the elements that the rank at ``index`` has posted. Only that rank may write them."""
         if post.source is None:
             return np.empty(0, dtype.numpy)
         return self.arena.pool.read(index, post.source, 0, length * dtype.itemsize).view(dtype.numpy)
@@ -172,9 +172,10 @@ class ArenaRunner:
                 raise CollectiveMismatch.between(rank, theirs, self.arena.ranks[self.arena.index], call)
         return Agreement(posts)
 
-    def _show_whole(self, source: Array, location: Location | None, dtype: DType) -> Staging:
-        cuts = [(slice(0, len(source)),)] * self.arena.size
-        return Staging(self.arena, dtype, cuts, source, location, keeps_own_part=True)
+    def _stage(self, source: Array, location: Location | None, dtype: DType) -> Staging:
+        """Let the others read all of ``source``, of which this rank folds its own part."""
+        whole = [(slice(0, len(source)),)] * self.arena.size
+        return Staging(self.arena, dtype, whole, source, location, keeps_own_part=True)
 
     def _fold_once(self, agreement: Agreement, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
         """Fold this rank's part of all sources straight into the shared target."""
@@ -182,36 +183,37 @@ class ArenaRunner:
         if part is None:
             part = agreement.part = even_part(len(source), self.arena.size, own)
             agreement.parts = [self._read_part(index, post, part, dtype) for index, post in enumerate(agreement.posts)]
-        shown = agreement.parts.copy()
-        shown[own] = source[part]
-        fold(op, dtype, shown, target[part])
+        inputs = agreement.parts.copy()
+        inputs[own] = source[part]
+        fold(op, dtype, inputs, target[part])
 
     def _read_part(self, index: int, post: Post, part: slice, dtype: DType) -> Array:
         if index == self.arena.index or post.source is None:
-            return np.empty(0, dtype.numpy)  # a rank that drops its own buffer must not find it kept alive here
+            return np.empty(0, dtype.numpy)  # a reference here would keep the rank's own buffer alive
         start, stop = part.start * dtype.itemsize, part.stop * dtype.itemsize
         return self.arena.pool.read(index, post.source, start, stop).view(dtype.numpy)
 
-    def _fold_own_part(self, show: Staging, op: ReduceOp, out: Callable[[slice, int], Array]) -> Work:
+    def _fold_own_part(self, staging: Staging, op: ReduceOp, out: Callable[[slice, int], Array]) -> Work:
         arena = self.arena
 
-        def work(run: slice, turn: int) -> None:
-            part = even_part(length_of(run), arena.size, arena.index)
-            shown = [show.read(index, run, turn)[part] for index in range(arena.size)]
-            fold(op, show.dtype, shown, out(run, turn)[part])
+        def work(chunk: slice, half: int) -> None:
+            part = even_part(length_of(chunk), arena.size, arena.index)
+            inputs = [staging.read(index, chunk, half)[part] for index in range(arena.size)]
+            fold(op, staging.dtype, inputs, out(chunk, half)[part])
 
         return work
 
-    def _reduce_in_runs(
-        self, call: Call, show: Staging, agreement: Agreement, op: ReduceOp, target: Array | None
+    def _reduce_in_chunks(
+        self, call: Call, staging: Staging, agreement: Agreement, op: ReduceOp, target: Array | None
     ) -> None:
-        """Fold run by run into the arena's results, from where whoever has a target takes them."""
+        """Fold chunk by chunk into the arena's results. Ranks that have a target copy the results from there."""
 
-        def result(run: slice, turn: int) -> Array:
-            return self.arena.result(turn)[: length_of(run) * show.dtype.itemsize].view(show.dtype.numpy)
+        def result(chunk: slice, half: int) -> Array:
+            return self.arena.result(half)[: length_of(chunk) * staging.dtype.itemsize].view(staging.dtype.numpy)
 
-        def collect(run: slice, turn: int) -> None:
+        def collect(chunk: slice, half: int) -> None:
             if target is not None:
-                np.copyto(target[run], result(run, turn))
+                np.copyto(target[chunk], result(chunk, half))
 
-        show.run(agreement, lambda: self.meet(call), self._fold_own_part(show, op, result), collect)
+        work = self._fold_own_part(staging, op, result)
+        staging.for_each_chunk(agreement, lambda: self.meet(call), work, collect)

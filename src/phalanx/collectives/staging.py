@@ -1,7 +1,8 @@
-"""What the ranks of a host show each other in one call, and going through it run by run.
+"""Staging: how the ranks of a host let each other read their buffers in one call, chunk by chunk.
 
-A buffer that lies in the arena is shown as it is. Any other goes through the arena in runs: while the run that
-everybody sees is being read, the next is already copied onto the other stage, so one meeting a run is enough.
+A buffer that lies in the arena is read where it is. Any other is copied through the arena in chunks. Each rank has two
+staging buffers: while the others read one, the rank copies its next chunk into the other. So the ranks need to meet
+only once for each chunk.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +14,17 @@ from phalanx.buffers import Array, DType, even_part
 from phalanx.collectives.plan import length_of
 from phalanx.transport import STAGE_BYTES, Arena, Location, Post
 
-Cuts = Sequence[slice]
+Parts = Sequence[slice]
 Work = Callable[[slice, int], None]
+"""What to do with a chunk, which lies in the first or second staging buffer (0 or 1) of each rank that copies."""
 
 
 @dataclass(slots=True)
 class Agreement:
-    """What all ranks said when they began a call; whenever they say it again, everything lies where it lay before.
+    """What all ranks posted when they began a call. If they post the same again, all buffers lie where they lay before.
 
-    ``part`` is what this rank folds, and ``parts`` are those parts of its peers' buffers, looked up the first time.
+    ``part`` is the part that this rank folds, and ``parts`` has this part of every peer's buffer. The first call looks
+    them up.
     """
 
     posts: Sequence[Post]
@@ -39,18 +42,19 @@ class Agreement:
 
 
 class Staging:
-    """One rank's side of a call: its own buffer, of which it stages the first run at once if it must, and its peers'.
+    """The buffers of one call, as one rank reads them: its own buffer and those of its peers.
 
-    ``cuts`` has for each rank of the host the cuts of its buffer, none if it only reads; all ranks have the same.
-    ``location`` is where this rank's own buffer lies in the arena, if it does. A rank that ``keeps_own_part`` folds its
-    own part of every run itself, so nobody else needs to see that.
+    ``parts`` has, for each rank of the host, the parts of its buffer that others read; none if the rank only reads. It
+    is the same on all ranks. ``location`` is where this rank's own buffer lies in the arena, or None. In that case the
+    first chunk is copied at once. A rank that ``keeps_own_part`` folds its own part of every chunk itself, so this part
+    is not copied.
     """
 
     def __init__(
         self,
         arena: Arena,
         dtype: DType,
-        cuts: Sequence[Cuts],
+        parts: Sequence[Parts],
         source: Array | None,
         location: Location | None,
         *,
@@ -58,17 +62,17 @@ class Staging:
     ) -> None:
         self.dtype = dtype
         self._arena = arena
-        self._cuts = cuts
+        self._parts = parts
         self._source = source
         self._keeps_own_part = keeps_own_part
-        self._longest = max((length_of(cut) for own in cuts for cut in own), default=0)
+        self._longest = max((length_of(part) for own in parts for part in own), default=0)
         self._posts: Sequence[Post] = ()
-        self._turn = arena.next_run()
-        self._is_staging = location is None and len(cuts[arena.index]) > 0
+        self._half = arena.next_run()
+        self._is_staging = location is None and len(parts[arena.index]) > 0
         if self._is_staging:
-            self._stage(0)
+            self._copy(0)
 
-    def run(
+    def for_each_chunk(
         self,
         agreement: Agreement,
         meet: Callable[[], None],
@@ -77,58 +81,58 @@ class Staging:
         *,
         waits_at_end: bool = False,
     ) -> None:
-        """Do ``work`` on every run that everybody shows, and ``collect`` when everybody has done it."""
+        """Do ``work`` on every chunk of the longest part, and ``collect`` when all ranks have done theirs."""
         self._posts = agreement.posts
-        has_staged = any(post.source is None and shown for post, shown in zip(self._posts, self._cuts, strict=True))
-        length = self._run_length() if has_staged or collect else self._longest
+        has_copied = any(post.source is None and parts for post, parts in zip(self._posts, self._parts, strict=True))
+        length = self._chunk_length() if has_copied or collect else self._longest
         start = 0
         while True:
-            run, turn = slice(start, min(start + length, self._longest)), self._turn
-            work(run, turn)
-            start = run.stop
+            chunk, half = slice(start, min(start + length, self._longest)), self._half
+            work(chunk, half)
+            start = chunk.stop
             is_last = start >= self._longest
             if not is_last:
-                self._turn = self._arena.next_run()
+                self._half = self._arena.next_run()
                 if self._is_staging:
-                    self._stage(start)
-            # After the last run only those wait whose own buffer is being read, or who need all others' work: the
-            # stage that was read last is not used again before everybody has begun the next call.
+                    self._copy(start)
+            # After the last chunk, a rank waits only if others read its own buffer or if it needs the others' work.
+            # The staging buffer that was read last is not used again before all ranks have begun the next call.
             if not is_last or collect or waits_at_end or agreement.has_direct:
                 meet()
             if collect:
-                collect(run, turn)
+                collect(chunk, half)
             if is_last:
                 return
 
-    def read(self, index: int, run: slice, turn: int, number: int = 0) -> Array:
-        """The run of cut ``number`` of the rank at ``index``; shorter, or empty, where that cut ends."""
-        cut = self._cuts[index][number]
-        start, stop = min(cut.start + run.start, cut.stop), min(cut.start + run.stop, cut.stop)
+    def read(self, index: int, chunk: slice, half: int, number: int = 0) -> Array:
+        """Return a chunk of part ``number`` of the rank at ``index``; it is shorter, or empty, where the part ends."""
+        part = self._parts[index][number]
+        start, stop = min(part.start + chunk.start, part.stop), min(part.start + chunk.stop, part.stop)
         if index == self._arena.index and self._source is not None:
             return self._source[start:stop]
         itemsize = self.dtype.itemsize
         location = self._posts[index].source
         if location is not None:
-            shown = self._arena.pool.read(index, location, start * itemsize, stop * itemsize)
+            found = self._arena.pool.read(index, location, start * itemsize, stop * itemsize)
         else:
-            at = number * self._run_length() * itemsize
-            shown = self._arena.stage(index, turn)[at : at + (stop - start) * itemsize]
-        return shown.view(self.dtype.numpy)
+            at = number * self._chunk_length() * itemsize
+            found = self._arena.stage(index, half)[at : at + (stop - start) * itemsize]
+        return found.view(self.dtype.numpy)
 
-    def _run_length(self) -> int:
-        """Elements of each cut that fit on a stage at once."""
-        most = max(map(len, self._cuts))
+    def _chunk_length(self) -> int:
+        """Return how many elements of every part fit into a staging buffer together."""
+        most = max(map(len, self._parts))
         return max(1, STAGE_BYTES // (self.dtype.itemsize * max(1, most)))
 
-    def _stage(self, begin: int) -> None:
-        """Copy the run that begins at ``begin`` of every cut onto this rank's stage."""
-        assert self._source is not None, "a rank that shows something has a source"
-        arena, length, itemsize = self._arena, self._run_length(), self.dtype.itemsize
-        stage = arena.stage(arena.index, self._turn)
-        for number, cut in enumerate(self._cuts[arena.index]):
-            data = self._source[min(cut.start + begin, cut.stop) : min(cut.start + begin + length, cut.stop)]
+    def _copy(self, begin: int) -> None:
+        """Copy the chunk that begins at ``begin``, of every part, into this rank's staging buffer."""
+        assert self._source is not None, "a rank whose buffer others read has a source"
+        arena, length, itemsize = self._arena, self._chunk_length(), self.dtype.itemsize
+        buffer = arena.stage(arena.index, self._half)
+        for number, part in enumerate(self._parts[arena.index]):
+            data = self._source[min(part.start + begin, part.stop) : min(part.start + begin + length, part.stop)]
             at = number * length * itemsize
-            shown = stage[at : at + data.nbytes].view(self.dtype.numpy)
+            copy = buffer[at : at + data.nbytes].view(self.dtype.numpy)
             kept = even_part(len(data), arena.size, arena.index) if self._keeps_own_part else slice(0, 0)
-            np.copyto(shown[: kept.start], data[: kept.start])
-            np.copyto(shown[kept.stop :], data[kept.stop :])
+            np.copyto(copy[: kept.start], data[: kept.start])
+            np.copyto(copy[kept.stop :], data[kept.stop :])

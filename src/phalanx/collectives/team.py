@@ -101,9 +101,9 @@ class Team:
     def all_gather(self, call: Call, source: Array, parts: Sequence[slice], target: Array) -> None:
         """Copy the source of rank r into ``parts[r]`` of every target."""
         if self._in_arena:
-            cuts = [(slice(0, part.stop - part.start),) for part in parts]
+            whole = [(slice(0, part.stop - part.start),) for part in parts]
             wanted = [(rank, 0, target[part]) for rank, part in enumerate(parts)]
-            self._in_arena.exchange(call, source, cuts, wanted, call.signature.dtype)
+            self._in_arena.exchange(call, source, whole, wanted, call.signature.dtype)
             return
         np.copyto(target[parts[self.rank]], source)
         make_plan = ring.all_gather if self._algorithm(call) is Algorithm.RING else direct.all_gather
@@ -113,9 +113,9 @@ class Team:
         """Make every buffer equal to the root's."""
         root = call.signature.root or 0
         if self._in_arena:
-            cuts = [(slice(0, len(buffer)),) if rank == root else () for rank in range(self.size)]
+            whole = [(slice(0, len(buffer)),) if rank == root else () for rank in range(self.size)]
             wanted = [] if self.rank == root else [(root, 0, buffer)]
-            self._in_arena.exchange(call, buffer, cuts, wanted, call.signature.dtype)
+            self._in_arena.exchange(call, buffer, whole, wanted, call.signature.dtype)
         else:
             self._run(tree.broadcast(self.rank, self.size, root, len(buffer)), call, buffer, buffer)
 
@@ -140,8 +140,8 @@ class Team:
         root, count = call.signature.root or 0, len(target)
         parts = [slice(rank * count, (rank + 1) * count) for rank in range(self.size)]
         if self._in_arena:
-            cuts = [parts if rank == root else () for rank in range(self.size)]
-            self._in_arena.exchange(call, source, cuts, [(root, self.rank, target)], call.signature.dtype)
+            of_root = [parts if rank == root else () for rank in range(self.size)]
+            self._in_arena.exchange(call, source, of_root, [(root, self.rank, target)], call.signature.dtype)
             return
         if source is not None:
             np.copyto(target, source[parts[root]])

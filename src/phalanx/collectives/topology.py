@@ -1,6 +1,6 @@
-"""Which ranks share memory, and what follows: who adds up what, who stands for whom, what a host contributes.
+"""Which ranks share memory. From this follow who adds up what, who stands in for whom, and what a host contributes.
 
-Every rank works this out by itself, from the topology alone, and all come to the same.
+Every rank computes this from the topology alone, so all ranks get the same answers without asking each other.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from phalanx.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which ranks share memory: each host is the ranks that do."""
+    """Which ranks share memory: ``hosts`` lists the ranks of each host."""
 
     hosts: tuple[tuple[int, ...], ...]
 
@@ -38,7 +38,7 @@ class Topology:
         return len(self.hosts) == self.size
 
     def host_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that share memory with ``rank``, itself among them."""
+        """Return the ranks that share memory with ``rank``, including ``rank`` itself."""
         return self.hosts[self.number_of_host(rank)]
 
     def number_of_host(self, rank: int) -> int:
@@ -50,23 +50,23 @@ class Topology:
 
 
 class RankPiece(NamedTuple):
-    """The sum of the consecutive lanes ``span``, which is row ``row`` of the pieces that ``rank`` brings."""
+    """The sum of consecutive ``lanes`` that a rank contributes: row ``row`` of the pieces of ``rank``."""
 
-    span: range
+    lanes: range
     rank: int
     row: int
 
 
 class HostPiece(NamedTuple):
-    """The sum of the consecutive lanes ``span``, made of pieces of the ranks of one host."""
+    """The sum of consecutive ``lanes`` that a host contributes: the sum of ``pieces`` of its ranks."""
 
-    span: range
-    parts: tuple[RankPiece, ...]
+    lanes: range
+    pieces: tuple[RankPiece, ...]
 
 
 @lru_cache
 def share_out(length: int, topology: Topology) -> tuple[slice, ...]:
-    """Return the part of ``length`` items that each rank adds up: even by host, and then among the host's ranks."""
+    """Return the part of ``length`` items that each rank adds up: shared evenly by hosts, then by a host's ranks."""
     parts = [slice(0, 0)] * topology.size
     for host, whole in zip(topology.hosts, even_parts(length, len(topology.hosts)), strict=True):
         for position, rank in enumerate(host):
@@ -77,7 +77,7 @@ def share_out(length: int, topology: Topology) -> tuple[slice, ...]:
 
 @lru_cache
 def owners_of(count: int, topology: Topology) -> tuple[int, ...]:
-    """Return the rank that adds up each of ``count`` blocks, if nobody says who owns them."""
+    """Return the rank that adds up each of ``count`` blocks, if the caller does not say who owns them."""
     owners = [0] * count
     for rank, part in enumerate(share_out(count, topology)):
         owners[part] = [rank] * (part.stop - part.start)
@@ -86,10 +86,10 @@ def owners_of(count: int, topology: Topology) -> tuple[int, ...]:
 
 @lru_cache
 def stand_ins(topology: Topology) -> tuple[tuple[int, ...], ...]:
-    """Return for each host, and each rank of the group, the rank of that host that stands for it.
+    """Return, for each host and each rank of the group, the rank of this host that stands in for the rank.
 
-    On its own host a rank stands for itself. Elsewhere it is the rank in the same position, so that the ranks of a host
-    share the work of sending.
+    On its own host a rank stands in for itself. On another host its stand-in is the rank in the same position, so that
+    the ranks of a host share the work of sending.
     """
     positions = {rank: position for host in topology.hosts for position, rank in enumerate(host)}
     return tuple(tuple(host[positions[rank] % len(host)] for rank in range(topology.size)) for host in topology.hosts)
@@ -97,7 +97,7 @@ def stand_ins(topology: Topology) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache
 def pieces_by_rank(lanes: int, size: int) -> tuple[tuple[range, ...], ...]:
-    """Return the lanes of each piece that each of ``size`` ranks brings."""
+    """Return the lanes of each piece that each of ``size`` ranks contributes."""
     owned = [own_lanes(lanes, size, rank) for rank in range(size)]
     return tuple(pieces(each.start, each.stop, lanes) for each in owned)
 
@@ -105,19 +105,19 @@ def pieces_by_rank(lanes: int, size: int) -> tuple[tuple[range, ...], ...]:
 @lru_cache
 def pieces_by_host(lanes: int, topology: Topology) -> tuple[tuple[HostPiece, ...], ...]:
     """Return what each host contributes to a sum of lanes: as few whole subtrees as its ranks' lanes make."""
-    brought = pieces_by_rank(lanes, topology.size)
-    return tuple(_pieces_of(lanes, host, brought) for host in topology.hosts)
+    by_rank = pieces_by_rank(lanes, topology.size)
+    return tuple(_pieces_of(lanes, host, by_rank) for host in topology.hosts)
 
 
-def _pieces_of(lanes: int, host: tuple[int, ...], brought: tuple[tuple[range, ...], ...]) -> tuple[HostPiece, ...]:
-    parts = sorted(
-        (RankPiece(span, rank, row) for rank in host for row, span in enumerate(brought[rank])),
-        key=lambda part: part.span.start,
+def _pieces_of(lanes: int, host: tuple[int, ...], by_rank: tuple[tuple[range, ...], ...]) -> tuple[HostPiece, ...]:
+    found = sorted(
+        (RankPiece(covered, rank, row) for rank in host for row, covered in enumerate(by_rank[rank])),
+        key=lambda piece: piece.lanes.start,
     )
-    spans = cover({lane for part in parts for lane in part.span}, lanes)
-    return tuple(HostPiece(span, tuple(part for part in parts if part.span.start in span)) for span in spans)
+    subtrees = cover({lane for piece in found for lane in piece.lanes}, lanes)
+    return tuple(HostPiece(each, tuple(piece for piece in found if piece.lanes.start in each)) for each in subtrees)
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number and what it counts, in words."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -70,7 +70,7 @@ class WorkerClient:
         self._error: PhalanxError | None = None
         try:
             joined = self._join(name)
-            self._rows = 1 if lanes is None else len(Lanes(lanes, joined.workers).spans(joined.worker))
+            self._rows = 1 if lanes is None else len(Lanes(lanes, joined.workers).pieces(joined.worker))
         except BaseException:
             self.close()
             raise

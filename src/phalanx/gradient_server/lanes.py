@@ -28,7 +28,7 @@ class Lanes:
         """Return the lanes of a worker."""
         return own_lanes(self.count, self.workers, worker)
 
-    def spans(self, worker: int) -> tuple[range, ...]:
+    def pieces(self, worker: int) -> tuple[range, ...]:
         """Return the lanes of each piece that a worker sends, in order."""
         lanes = self.owned(worker)
         return pieces(lanes.start, lanes.stop, self.count)
@@ -37,7 +37,7 @@ class Lanes:
 def check_pieces(lanes: Lanes, contributions: Sequence[gradient.Gradient], names: Sequence[str]) -> None:
     """Raise CollectiveMismatch unless every worker sent the pieces of its lanes, all of the same length."""
     for worker, sent in enumerate(contributions):
-        owned, count = lanes.owned(worker), len(lanes.spans(worker))
+        owned, count = lanes.owned(worker), len(lanes.pieces(worker))
         if len(sent.sizes) != count or len(set(sent.sizes)) != 1:
             raise CollectiveMismatch(
                 f"{names[worker]} sent {sent}, but the sum of its lanes, {owned[0]} to {owned[-1]} of {lanes.count}, "
@@ -49,9 +49,9 @@ def check_pieces(lanes: Lanes, contributions: Sequence[gradient.Gradient], names
 
 def add_up(lanes: Lanes, contributions: Sequence[Array]) -> Array:
     """Return the sum of all lanes; ``contributions[w]`` has a row for each piece of worker w."""
-    spans = [span for worker in range(lanes.workers) for span in lanes.spans(worker)]
+    covered = [each for worker in range(lanes.workers) for each in lanes.pieces(worker)]
     rows = [row for contribution in contributions for row in contribution]
     total = np.empty(len(rows[0]), np.float32)
-    for run in slices(slice(0, len(total)), CHUNK):
-        fold_pieces(DType.F32, spans, [row[run] for row in rows], total[run])
+    for chunk in slices(slice(0, len(total)), CHUNK):
+        fold_pieces(DType.F32, covered, [row[chunk] for row in rows], total[chunk])
     return total

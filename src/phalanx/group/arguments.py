@@ -87,7 +87,7 @@ def check_finish(finish: Finish | None, blocks: int) -> Finish:
     return finish
 
 
-def sum_up_cuts(blocks: Sequence[slice], owners: Sequence[int], lanes: int = 0) -> int:
+def checksum_blocks(blocks: Sequence[slice], owners: Sequence[int], lanes: int = 0) -> int:
     """A checksum by which ranks notice that they cut a buffer differently, as docs/wire-format.md defines it."""
     owned = ((block.start, block.stop, owner) for block, owner in zip(blocks, owners, strict=True))
     return crc32(np.array([lanes, *itertools.chain.from_iterable(owned)], "<u8").tobytes()) & 0xFFFF

@@ -18,10 +18,10 @@ from phalanx.group.arguments import (
     check_finish,
     check_target,
     check_writable,
+    checksum_blocks,
     flatten,
     parse_reduction,
     parse_wire,
-    sum_up_cuts,
 )
 from phalanx.wire import Collective, Signature
 
@@ -84,9 +84,9 @@ class Operations:
     ) -> Operation[Array]:
         """The sum of all lanes, in ``out``."""
         flat, target, dtype = self._lanes(pieces, out, lanes)
-        cuts = tuple(slices(slice(0, out.size), CHUNK)) if blocks is None else blocks
+        found = tuple(slices(slice(0, out.size), CHUNK)) if blocks is None else blocks
         narrow = None if wire is None else parse_wire(wire, dtype)
-        fold = LaneFold(lanes, cuts, check_finish(finish, len(cuts)), narrow, self._own(own, cuts, None, pieces))
+        fold = LaneFold(lanes, found, check_finish(finish, len(found)), narrow, self._own(own, found, None, pieces))
 
         signature = _signature(Collective.FOLD_LANES, dtype, out.size)
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
@@ -108,7 +108,7 @@ class Operations:
         narrow, found = None if wire is None else parse_wire(wire, dtype), self._own(own, blocks, owners, pieces)
         fold = LaneFold(lanes, blocks, check_finish(finish, len(blocks)), narrow, found, owners)
 
-        signature = _signature(Collective.SCATTER_LANES, dtype, out.size, cuts=sum_up_cuts(blocks, owners, lanes))
+        signature = _signature(Collective.SCATTER_LANES, dtype, out.size, blocks=checksum_blocks(blocks, owners, lanes))
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
 
     def _lanes(self, pieces: Array, out: Array, lanes: int) -> tuple[Array, Array, DType]:
@@ -225,7 +225,7 @@ class Operations:
         check_writable(array, "array")
         check_blocks(blocks, owners, array.size, self._team.size)
 
-        signature = _signature(Collective.BROADCAST_BLOCKS, dtype, array.size, cuts=sum_up_cuts(blocks, owners))
+        signature = _signature(Collective.BROADCAST_BLOCKS, dtype, array.size, blocks=checksum_blocks(blocks, owners))
         return Operation(signature, self._team.broadcast_blocks, (flat, blocks, owners), array)
 
     def gather(self, array: Array, root: int) -> Operation[Array | None]:
@@ -304,9 +304,14 @@ class Operations:
 
 @lru_cache(maxsize=4096)  # people make the same few calls again and again
 def _signature(
-    collective: Collective, dtype: DType, count: int, op: ReduceOp | None = None, root: int | None = None, cuts: int = 0
+    collective: Collective,
+    dtype: DType,
+    count: int,
+    op: ReduceOp | None = None,
+    root: int | None = None,
+    blocks: int = 0,
 ) -> Signature:
-    return Signature(collective, dtype, count, op, root, cuts)
+    return Signature(collective, dtype, count, op, root, blocks)
 
 
 def check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -67,11 +67,11 @@ _TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a collective is: ranks that take part in one must agree on every word.
+    """What a collective is. All ranks of a call must have the same signature.
 
-    ``count`` is the number of elements of the whole buffer. ``cuts`` is a checksum of how the buffer is cut, where that
-    does not follow from the count. Nobody checks whether an op or a root makes sense: a receiver compares the signature
-    with its own.
+    ``count`` is the number of elements of the whole buffer. ``blocks`` is a checksum of the blocks of
+    the buffer and their owners, or 0. Nobody checks whether an op or a root makes sense: a receiver compares the
+    signature with its own.
     """
 
     collective: Collective
@@ -79,11 +79,11 @@ class Signature:
     count: int
     op: ReduceOp | None = None
     root: int | None = None
-    cuts: int = 0
+    blocks: int = 0
 
     def __post_init__(self) -> None:
         assert 0 <= self.count < 2**64, self.count
-        assert 0 <= self.cuts < 2**16, self.cuts
+        assert 0 <= self.blocks < 2**16, self.blocks
         assert self.root is None or 0 <= self.root < NO_ROOT, self.root
 
     def pack(self) -> bytes:
@@ -103,8 +103,8 @@ class Signature:
         op = "" if self.op is None else f"({self.op.label})"
         toward = "to" if self.collective in _TO_ROOT else "from"
         root = "" if self.root is None else f" {toward} rank {self.root}"
-        cuts = f", cut as {self.cuts:04x}" if self.cuts else ""
-        return f"{self.collective.name.lower()}{op}{root} of {self.count} {self.dtype.label}{cuts}"
+        blocks = f", blocks {self.blocks:04x}" if self.blocks else ""
+        return f"{self.collective.name.lower()}{op}{root} of {self.count} {self.dtype.label}{blocks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +190,12 @@ def check_opening(buffer: bytes | bytearray | memoryview) -> None:
 def _words(signature: Signature) -> tuple[int, ...]:
     op = 0 if signature.op is None else signature.op.code
     root = NO_ROOT if signature.root is None else signature.root
-    return signature.collective, signature.dtype.code, op, 0, root, signature.cuts, signature.count
+    return signature.collective, signature.dtype.code, op, 0, root, signature.blocks, signature.count
 
 
 @lru_cache  # the same few signatures come again in every step
 def _signature(words: tuple[int, ...]) -> Signature:
-    collective, dtype, op, reserved, root, cuts, count = words
+    collective, dtype, op, reserved, root, blocks, count = words
     if reserved:
         raise BadFrame(f"reserved bytes of a signature must be zero, not {reserved:#x}")
     try:
@@ -205,7 +205,7 @@ def _signature(words: tuple[int, ...]) -> Signature:
             count=count,
             op=ReduceOp.from_code(op) if op else None,
             root=None if root == NO_ROOT else root,
-            cuts=cuts,
+            blocks=blocks,
         )
     except ValueError:
         codes = f"collective {collective}, element type {dtype} and op {op}"

@@ -58,8 +58,8 @@ class Shard:
             if not parameter.is_contiguous():  # alone; else it was moved
                 parameter.data = parameter.data.contiguous()
         self._places = [(name, parameter, parameter.data_ptr()) for name, parameter in named]
-        own = sorted(ownership.of(group.rank), key=lambda piece: (piece.parameter, piece.start))
-        self.leaves = [_make_leaf(*named[piece.parameter], piece) for piece in own]
+        own = sorted(ownership.of(group.rank), key=lambda block: (block.parameter, block.start))
+        self.leaves = [_make_leaf(*named[block.parameter], block) for block in own]
         """The blocks of this rank, as parameters for an optimizer."""
 
     def check(self) -> None:
@@ -116,20 +116,19 @@ def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
     for numbers in alike.values():
         chosen = {number: index for index, number in enumerate(numbers)}
         pairs = [
-            (Block(chosen[piece.parameter], piece.start, piece.stop), owner)
-            for piece, owner in zip(ownership.blocks, ownership.owners, strict=True)
-            if piece.parameter in chosen
+            (Block(chosen[block.parameter], block.start, block.stop), owner)
+            for block, owner in zip(ownership.blocks, ownership.owners, strict=True)
+            if block.parameter in chosen
         ]
         blocks, owners = zip(*pairs, strict=True)
         found.append(Weights([named[number][1] for number in numbers], Ownership(blocks, owners), group))
     return found
 
 
-def _make_leaf(name: str, parameter: torch.nn.Parameter, piece: Block) -> Leaf:
-    is_whole = piece.stop - piece.start == parameter.numel()
-    values = parameter.data if is_whole else parameter.data.view(-1)[piece.start : piece.stop]
-    block = torch.nn.Parameter(values.float() if values.dtype in NARROW else values)
-    return Leaf(name, parameter, block, piece.start)
+def _make_leaf(name: str, parameter: torch.nn.Parameter, block: Block) -> Leaf:
+    is_whole = block.stop - block.start == parameter.numel()
+    values = parameter.data if is_whole else parameter.data.view(-1)[block.start : block.stop]
+    return Leaf(name, parameter, torch.nn.Parameter(values.float() if values.dtype in NARROW else values), block.start)
 
 
 def _elements(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:

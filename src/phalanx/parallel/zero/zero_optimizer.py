@@ -218,10 +218,10 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         for home in self._homes:
             numbers = {id(parameter): number for number, (_, parameter) in enumerate(home.trained)}
             pairs = [
-                (Block(numbers[id(named[piece.parameter][1])], piece.start, piece.stop), owner)
+                (Block(numbers[id(named[block.parameter][1])], block.start, block.stop), owner)
                 for named, ownership in shared
-                for piece, owner in zip(ownership.blocks, ownership.owners, strict=True)
-                if id(named[piece.parameter][1]) in numbers
+                for block, owner in zip(ownership.blocks, ownership.owners, strict=True)
+                if id(named[block.parameter][1]) in numbers
             ]
             if pairs:
                 home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))), self._mark)
