@@ -1,4 +1,4 @@
-"""Arguments of calls, checked and turned into what the layers below speak of."""
+"""The arguments of calls: checks, and conversion to the types that the layers below use."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from phalanx.errors import ConfigError
 
 
 def check_array(array: Array, name: str) -> Array:
-    """The array, or ConfigError if it is none."""
+    """Return the array; ConfigError if it is not a numpy array."""
     if not isinstance(array, np.ndarray):
         raise ConfigError(f"{name} must be a numpy array, not {type(array).__name__}: pass np.asarray(...) or .numpy()")
     return array
 
 
 def flatten(array: Array, name: str) -> tuple[Array, DType]:
-    """All elements in a row, as the type says, without a copy."""
+    """Return a flat view of the array, and its element type."""
     dtype = DType.of(check_array(array, name))
     if not array.flags.c_contiguous:
         raise ConfigError(f"{name} is not contiguous: pass np.ascontiguousarray({name})")
@@ -28,7 +28,7 @@ def flatten(array: Array, name: str) -> tuple[Array, DType]:
 
 
 def check_target(array: Array, shape: tuple[int, ...], dtype: DType, name: str) -> Array:
-    """The array, flat; ConfigError unless it has this shape and type and can be written."""
+    """Return a flat view of the array; ConfigError unless it has this shape and type and can be written."""
     flat, found = flatten(array, name)
     if found is not dtype or array.shape != shape:
         raise ConfigError(f"{name} must have shape {shape} and type {dtype.label}, not {array.shape} and {found.label}")
@@ -37,20 +37,20 @@ def check_target(array: Array, shape: tuple[int, ...], dtype: DType, name: str) 
 
 
 def check_writable(array: Array, name: str) -> None:
-    """Raise ConfigError if nothing can be written into the array."""
+    """Raise ConfigError if the array is read-only."""
     if not array.flags.writeable:
         raise ConfigError(f"{name} is read-only, and the result is written into it: pass a copy")
 
 
 def parse_reduction(op: ReduceOp | str, dtype: DType) -> ReduceOp:
-    """The reduction that is meant, or ConfigError if elements of ``dtype`` have none such."""
+    """Return the reduction that ``op`` names; ConfigError if elements of ``dtype`` cannot be reduced so."""
     reduction = ReduceOp.parse(op)
     check(reduction, dtype)
     return reduction
 
 
 def parse_wire(wire: DType | str, dtype: DType) -> DType | None:
-    """The type as which ``dtype`` shall travel; None if that is no other."""
+    """Return the type that elements of ``dtype`` have on the wire; None if it is ``dtype`` itself."""
     narrow = DType.parse(wire)
     if narrow is dtype:
         return None
@@ -76,7 +76,7 @@ def check_blocks(blocks: Sequence[slice], owners: Sequence[int], length: int, si
 
 
 def check_finish(finish: Finish | None, blocks: int) -> Finish:
-    """Return what to do with sums; ConfigError unless its arrays are f64, with a square for each block."""
+    """Return the finish, or an empty one; ConfigError unless its arrays are f64, with a square for each block."""
     if finish is None:
         return Finish()
     for name, array in (("counts", finish.counts), ("squares", finish.squares)):
@@ -88,6 +88,6 @@ def check_finish(finish: Finish | None, blocks: int) -> Finish:
 
 
 def checksum_blocks(blocks: Sequence[slice], owners: Sequence[int], lanes: int = 0) -> int:
-    """A checksum by which ranks notice that they cut a buffer differently, as docs/wire-format.md defines it."""
+    """Return a checksum by which ranks notice that their blocks, owners or lanes differ; see docs/wire-format.md."""
     owned = ((block.start, block.stop, owner) for block, owner in zip(blocks, owners, strict=True))
     return crc32(np.array([lanes, *itertools.chain.from_iterable(owned)], "<u8").tobytes()) & 0xFFFF

@@ -1,4 +1,4 @@
-"""Making a team: links to the others, which are made when they are needed, and memory for those who can share it."""
+"""Making a team: its links, each of which is connected when it is first needed, and the arena of each host."""
 
 import hashlib
 import logging
@@ -37,10 +37,10 @@ def assemble(
     *,
     is_world: bool,
 ) -> Team:
-    """Return the team of the ranks that ``names`` lists, as the one at ``rank`` sees it.
+    """Return the team of a group, for its rank ``rank``.
 
-    ``names`` are the ranks by which the world knows them; ``hosts`` says for each where it runs. The team of the world
-    logs why ranks of one machine share no memory; its subgroups do not say it again.
+    ``names`` has the rank that each member has in the world, and ``hosts`` the host that it runs on. The team of the
+    world logs why ranks of one machine share no memory. Subgroups do not log it again.
     """
     own, channel_key = names[rank], hashlib.sha256(key).digest()[:16]
 
@@ -48,7 +48,7 @@ def assemble(
         return {number: LazyLink(name, partial(make, name)) for number, name in enumerate(names) if number != rank}
 
     def make_link(peer: int, deadline: Deadline) -> Link:
-        """The higher of two ranks dials. Both need the link in the same round of the same call."""
+        """Connect two ranks: the higher one dials. Both need the link in the same round of the same call."""
         make = connector.dial if own > peer else connector.accept
         return make(key, own, peer, deadline, epoch)
 
@@ -62,8 +62,8 @@ def assemble(
         if not topology.is_one_host:
             undo.pop_all()
     if topology.is_one_host:
-        collective = links(make_link)  # those above have done all they were needed for
-    # Whoever sends dials: a send need not wait until its peer calls recv.
+        collective = links(make_link)  # the links above were only needed to set up the arena
+    # The sender dials, so that a send need not wait until its peer calls recv.
     outbound = links(lambda peer, deadline: connector.dial(channel_key, own, peer, deadline, epoch))
     inbound = links(lambda peer, deadline: connector.accept(channel_key, own, peer, deadline, epoch))
     return Team(rank, names, topology, collective, outbound, inbound, arena, epoch)
@@ -72,7 +72,7 @@ def assemble(
 def _share_memory(
     runner: LinkRunner, names: Sequence[int], hosts: Sequence[str], deadline: Deadline, *, is_world: bool
 ) -> tuple[Arena | None, Topology]:
-    """Make an arena on every host where all ranks can reach each other's memory; return it, and who shares memory."""
+    """Make an arena if all ranks of this host can map each other's memory; return it, or None, and the topology."""
     rank, size = runner.rank, len(names)
     apart = Topology(tuple((number,) for number in range(size)))
     if is_world:
@@ -80,7 +80,7 @@ def _share_memory(
     if size == 1:
         return None, apart
     if len(set(hosts)) == size:
-        tell_all(runner, np.zeros(1, np.int64), deadline)  # nothing to say, but now everybody is here
+        tell_all(runner, np.zeros(1, np.int64), deadline)  # only to know that all ranks are here
         return None, apart
     neighbours = [number for number, host in enumerate(hosts) if host == hosts[rank]]
     why_not = why_not_share_memory()
@@ -98,7 +98,7 @@ def _share_memory(
         has_arena = tell_all(runner, np.array([arena is not None], np.int64), deadline)[:, 0]
     finally:
         if segments:
-            segments.release()  # whoever could map it has done so
+            segments.release()  # all ranks that can map it have mapped it
     shared: dict[str, list[int]] = {}
     for number, host in enumerate(hosts):
         together = [other for other, its_host in enumerate(hosts) if its_host == host]
@@ -112,7 +112,7 @@ def _share_memory(
 
 
 def _log_strangers(rank: int, hosts: Sequence[str]) -> None:
-    """Say with which ranks of its machine this rank shares no memory, and why; the lower rank of each pair does."""
+    """Log with which ranks of its machine this rank shares no memory, and why. The lower rank of each pair does it."""
     for reason in dict.fromkeys(why_apart(hosts[rank], host) for host in hosts[rank + 1 :]):
         if reason:
             others = [other for other in range(rank + 1, len(hosts)) if why_apart(hosts[rank], hosts[other]) == reason]

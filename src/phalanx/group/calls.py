@@ -1,4 +1,4 @@
-"""Everything that can be called on a group, in two forms: one that waits, and one that does not."""
+"""All calls of a group, in two forms: one that waits for the result, and one that does not."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 class Calls(ABC):
-    """The collectives, each checked, then done now or in its turn.
+    """The collectives of a group. A ``_nowait`` call returns a ``Pending`` at once and is performed in order.
 
     All ranks make the same calls in the same order, with arrays of the same type and length. ``timeout_s`` is how long
-    a call may take, the group's ``timeout_s`` if it is not given.
+    a call may take; the default is the group's ``timeout_s``.
     """
 
     _operations: Operations
@@ -36,10 +36,10 @@ class Calls(ABC):
         wire: DType | str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Fold all ranks' arrays into one that every rank has: in place, or in ``out``.
+        """Reduce the arrays of all ranks, and write the result into ``out``, or into ``array`` if there is no ``out``.
 
-        Fastest if ``array`` comes from ``allocate`` and ``out`` from ``allocate(..., shared=True)``: then nothing is
-        copied. ``wire="bf16"`` sends f32 as bf16 between hosts.
+        This is fastest if ``array`` comes from ``allocate`` and ``out`` from ``allocate(..., shared=True)``: then
+        nothing is copied. ``wire="bf16"`` sends f32 as bf16 between hosts.
         """
         return self._now(self._operations.all_reduce(array, op, out, wire), timeout_s)
 
@@ -52,7 +52,7 @@ class Calls(ABC):
         wire: DType | str | None = None,
         timeout_s: float | None = None,
     ) -> Pending[Array]:
-        """Begin an ``all_reduce``; leave the arrays alone until it is done."""
+        """Begin an ``all_reduce``; do not use the arrays until it is done."""
         return self._later(self._operations.all_reduce(array, op, out, wire), timeout_s)
 
     def fold_lanes(
@@ -67,13 +67,13 @@ class Calls(ABC):
         own: Mapping[int, Array] | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Add up ``lanes`` lanes, of which every rank has an even part: the same bits for any number of ranks.
+        """Write the sum of all lanes into ``out``, with the same bits for any number of ranks.
 
-        ``pieces`` has a row for each whole subtree of this rank's lanes (``phalanx.buffers.pieces``) and comes from
-        ``allocate``; ``out`` comes from ``allocate(..., shared=True)``. ``finish`` says what the rank that adds up a
-        block does with the sum before others see it. A rank with a single piece may have blocks of it elsewhere, if
-        it is the first to add them up (``blocks_added_first``): ``own`` has them by their numbers, and ``pieces`` need
-        not.
+        Every rank owns an even part of the ``lanes``. ``pieces`` has a row for each whole subtree of this rank's lanes
+        (``phalanx.buffers.pieces``) and comes from ``allocate``. ``out`` comes from ``allocate(..., shared=True)``.
+        ``finish`` says what the rank that adds up a block does with the sum before other ranks get it. A rank with a
+        single piece may pass blocks of it in ``own``, by their numbers, instead of storing them in ``pieces``. It must
+        be the first to add these blocks up (``blocks_added_first``).
         """
         return self._now(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire, own), timeout_s)
 
@@ -89,7 +89,7 @@ class Calls(ABC):
         own: Mapping[int, Array] | None = None,
         timeout_s: float | None = None,
     ) -> Pending[Array]:
-        """Begin a ``fold_lanes``; leave all its arrays alone until it is done."""
+        """Begin a ``fold_lanes``; do not use its arrays until it is done."""
         return self._later(self._operations.fold_lanes(pieces, out, lanes, blocks, finish, wire, own), timeout_s)
 
     def scatter_lanes(
@@ -105,10 +105,11 @@ class Calls(ABC):
         own: Mapping[int, Array] | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Add up lanes as ``fold_lanes`` does, but each block only on its owner: ``owners`` has a rank for each.
+        """Add up lanes as ``fold_lanes`` does, but give the sum of a block only to its owner.
 
-        The blocks come in order and do not overlap. ``out`` is any array as long as a row, or the first row of
-        ``pieces`` itself; of it only this rank's own blocks are written, with the bits of a ``fold_lanes``.
+        ``owners`` has a rank for each block. The blocks come in order and do not overlap. ``out`` is any array as long
+        as a row, or the first row of ``pieces`` itself. Only this rank's own blocks of it are written, with the bits of
+        a ``fold_lanes``.
         """
         operation = self._operations.scatter_lanes(pieces, out, lanes, blocks, owners, finish, wire, own)
         return self._now(operation, timeout_s)
@@ -126,7 +127,7 @@ class Calls(ABC):
         own: Mapping[int, Array] | None = None,
         timeout_s: float | None = None,
     ) -> Pending[Array]:
-        """Begin a ``scatter_lanes``; leave all its arrays alone until it is done."""
+        """Begin a ``scatter_lanes``; do not use its arrays until it is done."""
         operation = self._operations.scatter_lanes(pieces, out, lanes, blocks, owners, finish, wire, own)
         return self._later(operation, timeout_s)
 
@@ -138,7 +139,7 @@ class Calls(ABC):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Fold all ranks' arrays and return this rank's rows of the result; the first ranks may get one more."""
+        """Reduce the arrays of all ranks, and return this rank's rows; the first ranks may get one more row."""
         return self._now(self._operations.reduce_scatter(array, op, out), timeout_s)
 
     def reduce_scatter_nowait(
@@ -153,7 +154,7 @@ class Calls(ABC):
         return self._later(self._operations.reduce_scatter(array, op, out), timeout_s)
 
     def all_gather(self, array: Array, *, out: Array | None = None, timeout_s: float | None = None) -> Array:
-        """Stack all ranks' arrays, which are alike in shape, by rank."""
+        """Return the arrays of all ranks, which have the same shape, stacked by rank."""
         return self._now(self._operations.all_gather(array, out), timeout_s)
 
     def all_gather_nowait(
@@ -163,7 +164,7 @@ class Calls(ABC):
         return self._later(self._operations.all_gather(array, out), timeout_s)
 
     def all_gather_unequal(self, array: Array, *, timeout_s: float | None = None) -> list[Array]:
-        """List all ranks' arrays by rank; they may differ in the length of their first axis."""
+        """Return a list of the arrays of all ranks; they may differ in the length of their first axis."""
         return self._now(self._operations.all_gather_unequal(array), timeout_s)
 
     def all_gather_unequal_nowait(self, array: Array, *, timeout_s: float | None = None) -> Pending[list[Array]]:
@@ -181,23 +182,23 @@ class Calls(ABC):
     def broadcast_blocks(
         self, array: Array, *, blocks: Sequence[slice], owners: Sequence[int], timeout_s: float | None = None
     ) -> Array:
-        """Make every block of the array, on all ranks, what its owner has there: ``owners`` has a rank for each.
+        """Copy each block of the array from its owner to all other ranks.
 
-        The blocks come in order and do not overlap; what none of them covers is left alone. On one host the array comes
-        from ``allocate``.
+        ``owners`` has a rank for each block. The blocks come in order and do not overlap. Elements outside of all
+        blocks are not changed. On one host the array comes from ``allocate``.
         """
         return self._now(self._operations.broadcast_blocks(array, blocks, owners), timeout_s)
 
     def broadcast_blocks_nowait(
         self, array: Array, *, blocks: Sequence[slice], owners: Sequence[int], timeout_s: float | None = None
     ) -> Pending[Array]:
-        """Begin a ``broadcast_blocks``; leave the blocks alone until it is done."""
+        """Begin a ``broadcast_blocks``; do not use the blocks until it is done."""
         return self._later(self._operations.broadcast_blocks(array, blocks, owners), timeout_s)
 
     def reduce(
         self, array: Array, root: int = 0, op: ReduceOp | str = ReduceOp.SUM, *, timeout_s: float | None = None
     ) -> Array:
-        """Fold all ranks' arrays into the root's; the others keep theirs."""
+        """Reduce the arrays of all ranks into the root's array; the other ranks keep theirs."""
         return self._now(self._operations.reduce(array, root, op), timeout_s)
 
     def reduce_nowait(
@@ -207,7 +208,7 @@ class Calls(ABC):
         return self._later(self._operations.reduce(array, root, op), timeout_s)
 
     def gather(self, array: Array, root: int = 0, *, timeout_s: float | None = None) -> Array | None:
-        """Stack all ranks' arrays by rank, on the root; the others get None."""
+        """Return the arrays of all ranks, stacked by rank, on the root; return None on the other ranks."""
         return self._now(self._operations.gather(array, root), timeout_s)
 
     def gather_nowait(self, array: Array, root: int = 0, *, timeout_s: float | None = None) -> Pending[Array | None]:
@@ -215,7 +216,7 @@ class Calls(ABC):
         return self._later(self._operations.gather(array, root), timeout_s)
 
     def scatter(self, array: Array | None, out: Array, root: int = 0, *, timeout_s: float | None = None) -> Array:
-        """Put row r of the root's array into the ``out`` of rank r; the others pass None."""
+        """Copy row r of the root's array into ``out`` of rank r; ranks other than the root pass None."""
         return self._now(self._operations.scatter(array, out, root), timeout_s)
 
     def scatter_nowait(
@@ -225,7 +226,7 @@ class Calls(ABC):
         return self._later(self._operations.scatter(array, out, root), timeout_s)
 
     def all_to_all(self, array: Array, *, timeout_s: float | None = None) -> Array:
-        """Send part r of the array, cut along its first axis, to rank r, and return what came, by rank."""
+        """Send part r of the array, cut along its first axis, to rank r, and return the parts received, by rank."""
         return self._now(self._operations.all_to_all(array), timeout_s)
 
     def all_to_all_nowait(self, array: Array, *, timeout_s: float | None = None) -> Pending[Array]:
@@ -233,7 +234,7 @@ class Calls(ABC):
         return self._later(self._operations.all_to_all(array), timeout_s)
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Return when every rank has come here."""
+        """Return when all ranks have called this."""
         self._now(self._operations.barrier(), timeout_s)
 
     def barrier_nowait(self, *, timeout_s: float | None = None) -> Pending[None]:
@@ -241,7 +242,7 @@ class Calls(ABC):
         return self._later(self._operations.barrier(), timeout_s)
 
     def send(self, array: Array, to: int, *, timeout_s: float | None = None) -> None:
-        """Send an array to one peer, who calls ``recv`` with one of the same type and length."""
+        """Send an array to one peer, which calls ``recv`` with an array of the same type and length."""
         self._now(self._operations.send(array, to), timeout_s)
 
     def send_nowait(self, array: Array, to: int, *, timeout_s: float | None = None) -> Pending[None]:
@@ -249,7 +250,7 @@ class Calls(ABC):
         return self._later(self._operations.send(array, to), timeout_s)
 
     def recv(self, array: Array, source: int, *, timeout_s: float | None = None) -> Array:
-        """Fill the array with what one peer sends."""
+        """Receive an array from one peer into ``array``."""
         return self._now(self._operations.recv(array, source), timeout_s)
 
     def recv_nowait(self, array: Array, source: int, *, timeout_s: float | None = None) -> Pending[Array]:

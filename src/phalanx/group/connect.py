@@ -1,4 +1,4 @@
-"""Becoming a member of a group."""
+"""Joining a group."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ from phalanx.wire import Address, Hello, LinkHello, Purpose
 
 
 class Over(Enum):
-    """What a group's data may go over."""
+    """The transports that a group may use."""
 
     AUTO = "auto"
     """Shared memory where ranks can share it, TCP elsewhere."""
@@ -40,11 +40,10 @@ class Over(Enum):
 class Join:
     """How a worker finds its group.
 
-    ``coordinator`` lists the addresses where it may be; ``host`` names the machine this rank pretends to run on, so
-    that several can be simulated on one; ``hosted_by`` is the rank whose process runs the coordinator, if one does;
-    ``credentials`` are what the workers and the coordinator know each other by. A group that takes steps has ``lanes``,
-    and ``step`` is the next one of the state that this rank holds. Without ``patience_s`` and ``stall_s`` the
-    coordinator says them.
+    ``coordinator`` lists the addresses to try. ``host`` simulates several machines on one: ranks share memory only
+    with ranks of the same ``host``. ``hosted_by`` is the rank whose process runs the coordinator, or None. Workers and
+    the coordinator authenticate with ``credentials``. A group that takes steps has ``lanes``, and ``step`` is the next
+    step of the state that this rank holds. If ``patience_s`` or ``stall_s`` is None, the coordinator decides.
     """
 
     coordinator: tuple[Address, ...]
@@ -77,7 +76,7 @@ def check_lanes(lanes: int | None, size: int | None) -> None:
 
 
 def alone(timeout_s: float = 300.0, lanes: int | None = None) -> Group:
-    """A group of one: everything works, and nothing needs a network."""
+    """Return a group of one rank, which needs no network."""
     check_lanes(lanes, 1)
     epoch = Epoch(1)
     context = GroupContext(MemoryConnector(), epoch, None, [host_identity()])
@@ -85,9 +84,9 @@ def alone(timeout_s: float = 300.0, lanes: int | None = None) -> Group:
 
 
 def connect(join: Join, connector: Connector | None = None) -> Group:
-    """Join the group that ``join`` describes; returns when all its ranks are connected.
+    """Join the group that ``join`` describes, and return when all its ranks have joined.
 
-    ``connector`` makes the links; without one they are TCP connections.
+    ``connector`` makes the links. By default they are TCP connections.
     """
     deadline = Deadline.after(join.timeout_s)
     with shortage_in_words("cannot join the group"), ExitStack() as undo:
@@ -140,7 +139,7 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
     if join.host is not None:
         here += f"/{join.host}"
     if join.over is Over.TCP:
-        here += f"/{os.urandom(8).hex()}"  # a machine of its own: nobody shares its memory
+        here += f"/{os.urandom(8).hex()}"  # a host of its own: it shares memory with no other rank
     return Hello(
         host=here,
         addresses=addresses,
@@ -157,7 +156,7 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
 
 
 def _listen(local_host: str, join: Join) -> Acceptor:
-    """Listen where peers can come: on this machine only if all are on it, else on every interface."""
+    """Listen for peers: on loopback if the coordinator is there, otherwise on all interfaces."""
     if all(is_loopback(address.host) for address in join.coordinator):
         host = local_host
     else:

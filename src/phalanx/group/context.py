@@ -1,4 +1,4 @@
-"""What a group has in common with its subgroups, and asking who is to blame when a call fails."""
+"""What a group shares with its subgroups, and how it asks the coordinator who is to blame when a call fails."""
 
 import time
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ _VERDICT_S = 0.75  # how long a call that failed waits to hear from the coordina
 
 
 class Registry(Protocol):
-    """Where a rank says how it gets on, and hears whether its steps count."""
+    """The coordinator, as a group uses it."""
 
     def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
-        """Tell everybody why this rank cannot go on."""
+        """Report why this rank cannot continue, and the ``rank`` that caused it."""
 
     def done(self, epoch: Epoch, loss: float, digest: bytes) -> None:
-        """Say that this rank has computed and exchanged its step."""
+        """Report that this rank has computed and exchanged its step."""
 
     def wait_for_word(self, deadline: Deadline) -> tuple[Welcome, Epoch] | Commit:
-        """What the coordinator says next: that the step counts, or that another epoch begins."""
+        """Return the coordinator's next message: the step counts, or another epoch begins."""
 
     def halt(self, reason: Reason, rank: int | None, words: str) -> None:
-        """Stop everybody at this step."""
+        """Stop all ranks at this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What a group has in common with its subgroups; ``hosts`` says where each rank of the world runs."""
+    """What a group shares with its subgroups; ``hosts`` has the host of each rank of the world."""
 
     connector: Connector
     epoch: Epoch
@@ -39,7 +39,10 @@ class GroupContext:
 
 
 def arbitrate(error: PhalanxError, context: GroupContext) -> PhalanxError:
-    """Tell the others, and prefer the coordinator's word on who is to blame: it hears all sides."""
+    """Report an error, and return the coordinator's verdict, or else the error itself.
+
+    The coordinator hears all ranks, so it knows better who is to blame.
+    """
     epoch, registry = context.epoch, context.registry
     cause, peer = _cause_of(error), getattr(error, "peer", None)
     if epoch.error is None and registry and cause and peer is not None:

@@ -1,4 +1,4 @@
-"""The group: ranks that work together, from the first call to the last."""
+"""The group: ranks that make the same calls in the same order."""
 
 import atexit
 import copy
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 class Statistics:
     """What a rank has done in its group so far.
 
-    ``waited_s`` has the seconds in which this rank could not go on, by the ranks it waited for.
+    ``waited_s`` has the seconds that this rank has waited for each other rank.
     """
 
     calls: dict[str, int]
@@ -45,10 +45,10 @@ class Statistics:
 
 
 class Group(Calls):
-    """Ranks that call the same things in the same order, each with its own data.
+    """Ranks that make the same calls in the same order, each with its own data.
 
-    Every call ends: with its result, or with an error that names who kept it. After any error but ``ConfigError`` the
-    group is of no further use, and every call raises that error again.
+    Every call ends with its result or with an error that names the rank that caused it. After any error but
+    ``ConfigError`` the group cannot be used any more: every later call raises this error again.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Group(Calls):
         parent: "Group | None" = None,
     ) -> None:
         self.lanes = lanes
-        """Into how many lanes a step is cut; None in a group that takes no steps."""
+        """The number of lanes of a step; None in a group that takes no steps."""
         self.timeout_s = timeout_s
         self._context = context
         self._parent = parent  # whose connections a subgroup uses
@@ -81,9 +81,9 @@ class Group(Calls):
         self._failure: PhalanxError | None = None
         self._is_closed = False
         self.companions: WeakSet[object] = WeakSet()
-        """What was made to work on this group, such as a ``DataParallel``, so that others can find it."""
+        """Objects that use this group, such as a ``DataParallel``, so that others can find them."""
         self._when_dropped = finalize(self, self._resources.close_beside)
-        self._when_dropped.atexit = False  # then a group is closed, which is more
+        self._when_dropped.atexit = False  # at exit, _close_open_groups closes the group instead
         _open_groups[id(self)] = self
 
     @property
@@ -103,34 +103,34 @@ class Group(Calls):
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks, grouped by who shares memory."""
+        """The ranks of each host, which share memory."""
         return self._team.topology.hosts
 
     @property
     def host_position(self) -> tuple[int, int]:
-        """Which of the ranks of its host this rank is, counted from 0, and how many there are."""
+        """The position of this rank among the ranks of its host, from 0 on, and their number."""
         host = self._team.topology.host_of(self.rank)
         return host.index(self.rank), len(host)
 
     def blocks_added_here(self, count: int, owners: Sequence[int] | None = None) -> Sequence[int]:
         """Return the numbers of the blocks, of ``count``, that this rank adds up in a ``fold_lanes``.
 
-        With ``owners``, in a ``scatter_lanes``. This rank has their sum first, and measures it.
+        With ``owners``, the call is a ``scatter_lanes``. This rank also measures these blocks for the ``Finish``.
         """
         return blocks_added(count, owners, self.rank, self._team.topology)
 
     def blocks_added_first(self, count: int, owners: Sequence[int] | None = None) -> Sequence[int]:
-        """Return the numbers of the blocks, of ``count``, that this rank is the first to add up, if only for its host.
+        """Return the numbers of the blocks, of ``count``, that this rank is the first to add up, maybe for its host.
 
-        No other rank reads this rank's pieces of these, so they may lie outside ``pieces``, in ``own``.
+        No other rank reads these blocks in this rank's ``pieces``, so they may be passed in ``own`` instead.
         """
         return blocks_added_first(count, owners, self.rank, self._team.topology)
 
     def enqueue(self, what: str, function: Callable[..., Result], *arguments: object) -> Pending[Result]:
-        """Have ``function`` called between the collectives that were begun before and those that are begun later.
+        """Call ``function`` after all calls that were begun before, and before all that are begun later.
 
-        It is called in the thread of the ``_nowait`` calls, must not call this group, and must end by itself. ``what``
-        says what it does.
+        It runs in the thread of the ``_nowait`` calls. It must not call this group, and no deadline ends it. ``what``
+        describes it in errors.
         """
         self._check_usable()
         return self._resources.executor(None, self.rank).submit(what, self._call, function, arguments)
@@ -138,10 +138,10 @@ class Group(Calls):
     def allocate(
         self, shape: int | Sequence[int], dtype: DType | str | type = np.float32, *, shared: bool = False
     ) -> Array:
-        """Return a zeroed array in the memory that the ranks of this host can see, so that its calls need no copy.
+        """Return a zeroed array that the other ranks of this host can read, so that collectives need not copy it.
 
-        With ``shared`` all ranks of a host call this together and get the same memory: the place for a result that
-        everybody reads. Where no memory can be shared, it is an ordinary array.
+        With ``shared``, all ranks call this together, and the ranks of a host get the same memory, for results that all
+        of them read. If ranks cannot share memory, this is an ordinary array.
         """
         axes, kind = check_shape(shape), DType.parse(dtype)
         if shared:
@@ -149,7 +149,7 @@ class Group(Calls):
         return self._team.allocate_own(axes, kind)
 
     def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> "Group":
-        """Return the group of some of the ranks, numbered in the order given. Exactly those ranks call this."""
+        """Return a group of these ranks, numbered in the given order. Exactly these ranks call this."""
         wanted = tuple(ranks)
         if len(set(wanted)) != len(wanted) or not all(rank in range(self.size) for rank in wanted):
             raise ConfigError(f"a subgroup has different ranks from 0 to {self.size - 1}, not {list(wanted)}")
@@ -166,7 +166,7 @@ class Group(Calls):
         return subgroup
 
     def commit(self, loss: float, digest: bytes, *, timeout_s: float | None = None) -> None:
-        """Say that this rank is done with its step, and return when it counts: every rank was done, with one digest."""
+        """Report that this rank is done with its step; return when it counts: all are done, with the same digest."""
         deadline = self._begin(timeout_s)
         try:
             commit(self._context, loss, digest, deadline)
@@ -175,13 +175,13 @@ class Group(Calls):
             raise
 
     def halt(self, error: Halted) -> None:
-        """Stop every rank at this step with ``error``; every further call raises it, here too."""
+        """Stop all ranks at this step with ``error``. Every later call on any rank raises it."""
         self._check_usable()
         self._failure = error
         halt(self._context, error)
 
     def explain(self, collective: str, nbytes: int) -> Choice:
-        """Say how a collective over ``nbytes`` would be carried out, and why: print the answer."""
+        """Return how a collective over ``nbytes`` would be carried out, and why. Print it to read it."""
         if nbytes < 0:
             raise ConfigError(f"a buffer has 0 bytes or more, not {nbytes}")
         return self._team.choose(parse_collective(collective), nbytes)
@@ -198,7 +198,7 @@ class Group(Calls):
         return Statistics(calls, self._seconds, sent, received, waited)
 
     def close(self) -> None:
-        """Leave the group when what was begun is finished. Closing twice is harmless.
+        """Finish all calls that were begun, and leave the group. Closing twice is harmless.
 
         A group that is dropped without this leaves by itself.
         """
@@ -212,7 +212,7 @@ class Group(Calls):
         self._resources.close()
 
     def on_close(self, close: Callable[[], None]) -> None:
-        """Have ``close`` called when this group has been closed. A method does not keep its object alive here."""
+        """Call ``close`` when this group has been closed. If it is a method, its object is not kept alive."""
         self._resources.afterwards.append(WeakMethod(close) if isinstance(close, MethodType) else lambda: close)
 
     def __enter__(self) -> Self:
@@ -244,13 +244,13 @@ class Group(Calls):
         return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
 
     def _call(self, function: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
-        """Call a function of the caller's that has come to the head of the queue."""
+        """Call a function from ``enqueue``, now that it is at the head of the queue."""
         if self._failure is not None:
             raise copy.copy(self._failure)
         return function(*arguments)
 
     def _perform(self, operation: Operation[Result], deadline: Deadline) -> Result:
-        """Do what has come to the head of its line; only there is it known which call it is."""
+        """Perform an operation that is at the head of its queue. Only now does the call get its number."""
         began = time.perf_counter()
         channel, signature = operation.channel, operation.signature
         if self._failure is not None:
@@ -262,14 +262,14 @@ class Group(Calls):
             return operation.perform(call)
         except ConfigError:
             raise
-        except OutOfResources as error:  # half a call was made, and nobody can finish it
+        except OutOfResources as error:  # the call is half done, and nobody can finish it
             self._failure = self._give_up(error)
             raise
         except PhalanxError as error:
             if self._failure is None:
                 self._failure = arbitrate(error, self._context)
-            raise copy.copy(self._failure) from None  # it says all there is to know: our frames would only hide it
-        except BaseException as error:  # an interrupt, or no memory: half a call was made, and nobody can finish it
+            raise copy.copy(self._failure) from None  # without our own frames, which would only hide the message
+        except BaseException as error:  # an interrupt, or no memory: the call is half done, and nobody can finish it
             self._failure = self._give_up(error)
             raise
         finally:
@@ -283,7 +283,7 @@ class Group(Calls):
             raise copy.copy(self._failure)
 
     def _give_up(self, error: BaseException) -> PeerLost:
-        """Tell the others that this rank's own program failed, and end what was begun here."""
+        """Tell the other ranks that this rank's own program failed, and end all waiting calls here."""
         name = self._names[self.rank]
         lost = PeerLost(f"rank {name} failed: {traceback.format_exception_only(error)[-1].strip()}", peer=name)
         if self._context.registry:
@@ -303,9 +303,9 @@ def make_group(
     lanes: int | None = None,
     parent: Group | None = None,
 ) -> Group:
-    """The group of the ranks that the world knows as ``names``, as the one known as ``name`` sees it.
+    """Return a group for the rank that is called ``name`` in the world; ``names`` has all its ranks.
 
-    ``leave`` is called when it is closed.
+    ``leave`` is called when the group is closed.
     """
     rank = names.index(name)
     hosts = [context.hosts[each] for each in names]
@@ -321,7 +321,7 @@ _open_groups: WeakValueDictionary[int, Group] = WeakValueDictionary()
 
 @atexit.register
 def _close_open_groups() -> None:
-    """Close as a ``with`` block would: a script that just ends leaves in good order, one that failed says why."""
+    """Close all groups as a ``with`` block would. A script that failed tells the other ranks why."""
     error = getattr(sys, "last_value", None)
     for group in reversed(list(_open_groups.values())):
         group.__exit__(error and type(error), error, None)

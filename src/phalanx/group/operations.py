@@ -1,4 +1,4 @@
-"""What people ask of a group, checked: nothing is changed or sent for a request that makes no sense."""
+"""Calls of a group, checked: a call with wrong arguments changes nothing and sends nothing."""
 
 import itertools
 import math
@@ -29,14 +29,14 @@ Result = TypeVar("Result")
 
 
 Channel = tuple[str, int]
-"""One direction between this rank and one peer: what goes through it keeps its own order."""
+"""One direction between this rank and one peer. Calls on a channel keep their own order."""
 
 
 @dataclass(slots=True)
 class Operation(Generic[Result]):
-    """Something that can be done: what it is, the doing, what is there when it is done, and the channel, if it has one.
+    """A checked call: its signature, the method to call with its arguments, its result, and its channel or None.
 
-    A method and its arguments, not a function made for the occasion: Python calls what it knows much faster.
+    It has a method and arguments instead of a closure, which Python would call more slowly.
     """
 
     signature: Signature
@@ -46,13 +46,13 @@ class Operation(Generic[Result]):
     channel: Channel | None = None
 
     def perform(self, call: Call) -> Result:
-        """Do it, as the call that it turned out to be."""
+        """Perform the operation as ``call``, which has its number and its deadline, and return the result."""
         self.action(call, *self.arguments)
         return self.result
 
 
 class Operations:
-    """Turns arguments into operations of one team."""
+    """Makes operations of one team out of arguments."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -60,7 +60,7 @@ class Operations:
     def all_reduce(
         self, array: Array, op: ReduceOp | str, out: Array | None, wire: DType | str | None
     ) -> Operation[Array]:
-        """The reduction of all arrays, in ``out`` or in place."""
+        """Reduce all arrays into ``out``, or in place."""
         target = array if out is None else out
         source_flat, dtype = flatten(array, "array")
         target_flat = source_flat if target is array else check_target(target, array.shape, dtype, "out")
@@ -82,7 +82,7 @@ class Operations:
         wire: DType | str | None,
         own: Mapping[int, Array] | None,
     ) -> Operation[Array]:
-        """The sum of all lanes, in ``out``."""
+        """Write the sum of all lanes into ``out``."""
         flat, target, dtype = self._lanes(pieces, out, lanes)
         found = tuple(slices(slice(0, out.size), CHUNK)) if blocks is None else blocks
         narrow = None if wire is None else parse_wire(wire, dtype)
@@ -102,7 +102,7 @@ class Operations:
         wire: DType | str | None,
         own: Mapping[int, Array] | None,
     ) -> Operation[Array]:
-        """The sum of all lanes in the blocks that this rank owns, in ``out``."""
+        """Write the sum of all lanes into ``out``, in the blocks that this rank owns."""
         flat, target, dtype = self._lanes(pieces, out, lanes)
         check_blocks(blocks, owners, out.size, self._team.size)
         narrow, found = None if wire is None else parse_wire(wire, dtype), self._own(own, blocks, owners, pieces)
@@ -112,7 +112,7 @@ class Operations:
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
 
     def _lanes(self, pieces: Array, out: Array, lanes: int) -> tuple[Array, Array, DType]:
-        """Pieces and out, flat, and their type."""
+        """Return flat views of ``pieces`` and ``out``, and their type."""
         flat, dtype = flatten(pieces, "pieces")
         if not (dtype.is_float and lanes >= self._team.size):
             raise ConfigError(f"{lanes} lanes of {dtype.label} cannot be shared by {self._team.size} ranks")
@@ -128,7 +128,7 @@ class Operations:
         owners: Sequence[int] | None,
         pieces: Array,
     ) -> Mapping[int, Array]:
-        """Blocks of the only piece that lie elsewhere; ConfigError if this rank does not add them up."""
+        """Return the blocks that lie outside ``pieces``; ConfigError if this rank is not the first to add them up."""
         if not own:
             return {}
         if len(pieces) != 1:
@@ -147,7 +147,7 @@ class Operations:
         return own
 
     def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
-        """The reduction of all arrays, in the root's array; the others keep theirs."""
+        """Reduce all arrays into the root's array; the other ranks keep theirs."""
         flat, dtype = flatten(array, "array")
         reduction, is_root = parse_reduction(op, dtype), self._rank(root, "root") == self._team.rank
         if is_root:
@@ -157,7 +157,7 @@ class Operations:
         return Operation(signature, self._team.reduce, (flat, flat if is_root else None), array)
 
     def reduce_scatter(self, array: Array, op: ReduceOp | str, out: Array | None) -> Operation[Array]:
-        """This rank's part of the reduction, cut along the first axis."""
+        """Reduce all arrays, and keep this rank's part, cut along the first axis."""
         flat, dtype = flatten(array, "array")
         if array.ndim == 0:
             raise ConfigError("a single value cannot be scattered: pass an array with at least one axis")
@@ -173,7 +173,7 @@ class Operations:
         return Operation(signature, self._team.reduce_scatter, (flat, parts, target_flat), target)
 
     def all_gather(self, array: Array, out: Array | None) -> Operation[Array]:
-        """All ranks' arrays, stacked by rank."""
+        """Collect the arrays of all ranks, stacked by rank."""
         flat, dtype = flatten(array, "array")
         shape = (self._team.size, *array.shape)
         target = np.empty(shape, dtype.numpy) if out is None else out
@@ -184,7 +184,7 @@ class Operations:
         return Operation(signature, self._team.all_gather, (flat, parts, target_flat), target)
 
     def all_gather_unequal(self, array: Array) -> Operation[list[Array]]:
-        """All ranks' arrays, which may differ in the length of their first axis: first the lengths, then the data."""
+        """Collect arrays that may differ in the length of their first axis: first the lengths, then the data."""
         flat, dtype = flatten(array, "array")
         if array.ndim == 0:
             raise ConfigError("a single value has no length: use all_gather")
@@ -205,13 +205,13 @@ class Operations:
         ends = np.cumsum([0, *told[:, 0]]) * row
         parts = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
         target = np.empty(int(ends[-1]), dtype.numpy)
-        # No longer to be compared with others' words: a slow rank may still be in the first half.
+        # Without a group, this half is not compared with other ranks: a slow rank may still be in the first half.
         data = call._replace(signature=_signature(Collective.ALL_GATHER, dtype, len(target)), group="")
         self._team.all_gather(data, flat, parts, target)
         listed += [target[part].reshape(-1, *array.shape[1:]) for part in parts]
 
     def broadcast(self, array: Array, root: int) -> Operation[Array]:
-        """The root's array, in every rank's."""
+        """Copy the root's array to all ranks."""
         flat, dtype = flatten(array, "array")
         if self._rank(root, "root") != self._team.rank:
             check_writable(array, "array")
@@ -220,7 +220,7 @@ class Operations:
         return Operation(signature, self._team.broadcast, (flat,), array)
 
     def broadcast_blocks(self, array: Array, blocks: Sequence[slice], owners: Sequence[int]) -> Operation[Array]:
-        """Each block as its owner has it, in every rank's array."""
+        """Copy each block from its owner to all ranks."""
         flat, dtype = flatten(array, "array")
         check_writable(array, "array")
         check_blocks(blocks, owners, array.size, self._team.size)
@@ -229,7 +229,7 @@ class Operations:
         return Operation(signature, self._team.broadcast_blocks, (flat, blocks, owners), array)
 
     def gather(self, array: Array, root: int) -> Operation[Array | None]:
-        """All ranks' arrays, stacked by rank, on the root; None elsewhere."""
+        """Collect the arrays of all ranks, stacked by rank, on the root; the result is None on other ranks."""
         flat, dtype = flatten(array, "array")
         is_root = self._rank(root, "root") == self._team.rank
         target = np.empty((self._team.size, *array.shape), dtype.numpy) if is_root else None
@@ -239,7 +239,7 @@ class Operations:
         return Operation(signature, self._team.gather, (flat, target_flat), target)
 
     def scatter(self, array: Array | None, out: Array, root: int) -> Operation[Array]:
-        """The root's row of this rank's number, in ``out``."""
+        """Copy this rank's row of the root's array into ``out``."""
         dtype = DType.of(check_array(out, "out"))
         target = check_target(out, out.shape, dtype, "out")
         source = None
@@ -253,7 +253,7 @@ class Operations:
         return Operation(signature, self._team.scatter, (source, target), out)
 
     def all_to_all(self, array: Array) -> Operation[Array]:
-        """Part r of every rank's array, in the order of ranks, where r is this rank; cut along the first axis."""
+        """Send part r of the array, cut along the first axis, to rank r, and collect the parts for this rank."""
         flat, dtype = flatten(array, "array")
         if array.ndim == 0 or array.shape[0] % self._team.size:
             raise ConfigError(
@@ -281,11 +281,11 @@ class Operations:
         return Operation(signature, self._team.receive, (flat, source), array, ("from", source))
 
     def barrier(self) -> Operation[None]:
-        """Wait for everybody."""
+        """Wait for all ranks."""
         return Operation(_signature(Collective.BARRIER, DType.U8, 0), self._team.barrier, (), None)
 
     def allocate(self, shape: tuple[int, ...], dtype: DType) -> Operation[list[Array]]:
-        """An array that the ranks of a host share, alone in a list."""
+        """Make an array that the ranks of a host share. The result is a list with this array."""
         size, made = math.prod(shape), list[Array]()
         return Operation(_signature(Collective.ALLOCATE, dtype, size), self._allocate, (shape, dtype, made), made)
 
@@ -315,7 +315,7 @@ def _signature(
 
 
 def check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """A shape as a tuple; ConfigError unless every axis has a length."""
+    """Return a shape as a tuple; ConfigError if an axis is negative or no integer."""
     axes = (shape,) if isinstance(shape, int) else tuple(shape)
     if not all(isinstance(axis, int | np.integer) and axis >= 0 for axis in axes):
         raise ConfigError(f"a shape has lengths of 0 or more, not {shape!r}")
@@ -323,7 +323,7 @@ def check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_collective(name: str) -> Collective:
-    """The collective that ``name`` means, as in ``"all_reduce"``."""
+    """Return the collective with this name, such as ``"all_reduce"``."""
     known = {each.name.lower(): each for each in Collective if each is not Collective.ALLOCATE}
     if name not in known:
         raise ConfigError(f"there is no collective {name!r}: use one of {', '.join(known)}")

@@ -10,7 +10,7 @@ from phalanx.transport import SerialExecutor
 
 
 class Resources:
-    """What a group must give back: threads, links and memory. It knows nothing of the group, which may be dropped."""
+    """The threads, links and memory of a group. It has no reference to the group, so that the group can be dropped."""
 
     def __init__(self, team: Team, leave: Callable[[], None]) -> None:
         self.afterwards: list[Callable[[], Callable[[], None] | None]] = []
@@ -21,21 +21,21 @@ class Resources:
 
     @property
     def is_copy(self) -> bool:
-        """Whether this is a forked child, which must not give back what its parent uses."""
+        """Whether this process is a forked child, which must not close what its parent uses."""
         return os.getpid() != self._pid
 
     def executor(self, channel: Channel | None, rank: int) -> SerialExecutor:
-        """Return the queue of a channel's operations; None is that of the collectives."""
+        """Return the executor of a channel, or of the collectives if the channel is None."""
         found = self._executors.get(channel)
         if found is None:
             found = self._executors.setdefault(channel, SerialExecutor(f"phalanx-exchange-{rank}"))
         return found
 
     def close(self) -> None:
-        """Finish what was begun, leave, and hang up."""
+        """Finish all calls, leave the group, and close the links."""
         for executor in self._executors.values():
             executor.close()
-        self._leave()  # before the links close: others are to hear it from the coordinator first
+        self._leave()  # before the links close, so that others hear it from the coordinator first
         self._team.close()
         for find in self.afterwards:
             close = find()
@@ -43,6 +43,6 @@ class Resources:
                 close()
 
     def close_beside(self) -> None:
-        """Close in a new thread, since the last reference may go in one that closing waits for."""
+        """Close in a new thread: the group may have been dropped in a thread that ``close`` waits for."""
         if not self.is_copy:
             threading.Thread(target=self.close, name="phalanx-leave").start()

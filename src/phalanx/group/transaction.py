@@ -1,4 +1,4 @@
-"""Whether a step counts: all ranks of a run commit it, or nobody does."""
+"""Committing a step: all ranks of a run commit it, or none does."""
 
 from collections.abc import Callable
 from typing import Self
@@ -18,7 +18,7 @@ _REASONS: dict[type[Halted], Reason] = {
 
 
 class RunMember:
-    """A rank of a run that has no links to the others: it says when it is done, and hears whether that counts."""
+    """A rank of a run without links to other ranks. It reports finished steps and learns whether they count."""
 
     def __init__(
         self, context: GroupContext, rank: int, size: int, lanes: int, timeout_s: float, leave: Callable[[], None]
@@ -48,7 +48,7 @@ class RunMember:
 
 
 def commit(context: GroupContext, loss: float, digest: bytes, deadline: Deadline) -> None:
-    """Say that this rank is done with its step, and return when it counts for everybody."""
+    """Report that this rank is done with its step, and return when the step counts on all ranks."""
     registry, epoch = context.registry, context.epoch
     if registry is None:
         return
@@ -68,7 +68,7 @@ def commit(context: GroupContext, loss: float, digest: bytes, deadline: Deadline
 
 
 def halt(context: GroupContext, error: Halted) -> None:
-    """Tell everybody to stop at this step, and why."""
+    """Tell all ranks to stop at this step, and why."""
     if context.registry:
         context.registry.halt(_REASONS[type(error)], error.rank, str(error))
     context.epoch.revoke(error)

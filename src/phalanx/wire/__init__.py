@@ -1,4 +1,4 @@
-"""Bytes to meaning and back, and nothing else: frames, the messages in them, and the handshake before them."""
+"""What bytes on the wire mean: the handshake, frames, and the messages in frames. No I/O."""
 
 from phalanx.wire import entrenar, gradient
 from phalanx.wire.agreement import odd_one_out

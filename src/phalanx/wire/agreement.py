@@ -1,11 +1,11 @@
-"""Whether ranks agree about something that each of them has said."""
+"""Finding a rank whose value differs from the others' values."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 
 def odd_one_out(values: Mapping[int, object]) -> tuple[int, int] | None:
-    """The lowest rank with the rarest value, and a rank with another; None if all have the same."""
+    """Return the lowest rank with the rarest value, and a rank with another value; None if all values are equal."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return None

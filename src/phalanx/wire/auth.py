@@ -1,4 +1,4 @@
-"""The handshake: both sides prove that they know the token, before either decodes anything the other says.
+"""The handshake: both sides prove that they know the token before either decodes a message of the other.
 
 It has four messages, all of fixed size but for the words of a refusal; docs/wire-format.md specifies them:
 
@@ -8,7 +8,7 @@ It has four messages, all of fixed size but for the words of a refusal; docs/wir
     proof                    ──────────────────▶
                              ◀──────────────────  verdict: proof
 
-Whoever the server sends away is told why, in place of the challenge or of the verdict.
+If the server refuses a client, it says why, in place of the challenge or of the verdict.
 """
 
 import hmac
@@ -26,7 +26,7 @@ _OPEN = struct.Struct(f"<4sBBBB{_NONCE_BYTES}s")
 _ANSWER = struct.Struct("<4sBBH")  # magic, version, status; flags of a challenge, or the length of what follows
 
 _Script = Generator[tuple[bytes, int], bytes, tuple[bytes, PhalanxError | None]]
-"""Yields what to send and how much to read then, which it is given; returns what to send last, and why it failed."""
+"""Yields bytes to send and how many to read next, and is sent these. Returns the last bytes to send, and the error."""
 
 
 class Purpose(IntEnum):
@@ -38,7 +38,7 @@ class Purpose(IntEnum):
 
     @property
     def server(self) -> str:
-        """Who answers."""
+        """The name of the side that answers, for messages."""
         return _SERVERS[self]
 
 
@@ -49,14 +49,14 @@ class _Status(IntEnum):
     ACCEPTED = 0
     REFUSED = 1
     UNPROVEN = 2
-    """Refused for the token's sake."""
+    """Refused because of the token."""
 
 
 class Handshake:
     """One side of the handshake: feed what arrives, send what comes back.
 
-    It ends when ``wanted`` is 0; ``error`` then says why it failed, or is None. The last bytes are to be sent either
-    way: they may tell the other side why.
+    It ends when ``wanted`` is 0. Then ``error`` says why it failed, or is None. Send the last bytes in both cases: they
+    may tell the other side why it was refused.
     """
 
     NONCE_BYTES = _NONCE_BYTES
@@ -69,12 +69,12 @@ class Handshake:
 
     @classmethod
     def client(cls, purpose: Purpose, secret: bytes | None, nonce: bytes) -> "Handshake":
-        """The side that calls. ``nonce`` is fresh random bytes, ``secret`` the token, if there is one."""
+        """Return the side that connects. ``nonce`` is fresh random bytes, ``secret`` the token or None."""
         return cls(_call(purpose, secret, nonce))
 
     @classmethod
     def server(cls, purpose: Purpose, secret: bytes | None, nonce: bytes) -> "Handshake":
-        """The side that is called."""
+        """Return the side that accepts the connection."""
         return cls(_answer(purpose, secret, nonce))
 
     @property
@@ -83,7 +83,7 @@ class Handshake:
         return not self.wanted and self.error is None
 
     def begin(self) -> bytes:
-        """What to send before anything arrives."""
+        """Return the first bytes to send."""
         return self._opening
 
     def feed(self, data: bytes) -> bytes:
@@ -118,7 +118,7 @@ def _call(purpose: Purpose, secret: bytes | None, nonce: bytes) -> _Script:
 
 
 def _ask(question: bytes, answer_bytes: int) -> Generator[tuple[bytes, int], bytes, tuple[int, bytes]]:
-    """The flags or length in the server's answer, and what follows them; raises what a refusal says."""
+    """Return the flags or length in the server's answer, and what follows them. Raises if the server refuses."""
     opening = yield question, OPENING_BYTES
     check_opening(opening)
     _, _, status, detail = _ANSWER.unpack(opening + (yield b"", _ANSWER.size - OPENING_BYTES))
@@ -179,7 +179,7 @@ def _refuse(error: PhalanxError) -> tuple[bytes, PhalanxError]:
 
 
 def _proofs(purpose: Purpose, secret: bytes | None, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
-    """The client's and the server's: labelled, so that neither can be sent back as the other."""
+    """Return the client's and the server's proof. Their labels differ, so neither can be replayed as the other."""
     about = bytes((VERSION, purpose)) + client_nonce + server_nonce
     client, server = (
         hmac.digest(secret or b"", label + about, "sha256") for label in (b"phalanx client", b"phalanx server")
@@ -188,5 +188,5 @@ def _proofs(purpose: Purpose, secret: bytes | None, client_nonce: bytes, server_
 
 
 def _printable(words: bytes) -> str:
-    """What a stranger wrote, unable to fool a terminal."""
+    """Return a peer's text without control characters, which could mislead a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in words.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Messages to frames and back, for any family of messages."""
+"""Encoding and decoding of messages."""
 
 import re
 from typing import Generic, TypeVar
@@ -12,11 +12,11 @@ Message = TypeVar("Message")
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of messages."""
+    """A value that messages contain."""
 
 
 class Tagged(Value, frozen=True, tag=True):
-    """A message, told apart from its family by its name."""
+    """A message. Its name on the wire tells it from the other messages of its family."""
 
 
 class Codec(Generic[Message]):
@@ -26,13 +26,13 @@ class Codec(Generic[Message]):
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(family)
 
     def encode(self, message: Message) -> bytes:
-        """The whole frame, header and payload; BadFrame for a message that its receiver would refuse."""
+        """Return the frame of a message, header and payload; BadFrame if its receiver would refuse it."""
         payload = msgspec.msgpack.encode(message)
         self.decode(payload)
         return Header(Kind.CONTROL, Tag(epoch=0, sequence=0, round=0), None, len(payload)).pack() + payload
 
     def decode(self, payload: bytes) -> Message:
-        """The message that the payload of a control frame stands for, or BadFrame."""
+        """Return the message in the payload of a control frame. Raises BadFrame."""
         try:
             return self._decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -40,5 +40,5 @@ class Codec(Generic[Message]):
 
 
 def _without_quotes(words: str) -> str:
-    """Leave out what the peer wrote: it may be long, or made to fool a terminal."""
+    """Remove the peer's own text, which may be long or contain control characters for a terminal."""
     return re.sub(r"(?s)(unknown field|Invalid value|Invalid enum value) .*", r"\1", words)

@@ -15,7 +15,7 @@ HEADER_BYTES = 64
 NO_ROOT = 0xFFFF
 
 OPENING_BYTES = 5
-"""Magic and version: enough to know a stranger by."""
+"""Magic and version, by which another protocol is recognised."""
 
 _SIGNATURE_LAYOUT = "BBBBHHQ"
 _SIGNATURE = struct.Struct("<" + _SIGNATURE_LAYOUT)
@@ -55,11 +55,11 @@ class Collective(IntEnum):
     ALLOCATE = 11
     """Memory that the ranks of a host share."""
     FOLD_LANES = 12
-    """An all-reduce in which every rank brings the pieces of its lanes."""
+    """A sum of lanes: every rank contributes its pieces, and all ranks get the sum."""
     SCATTER_LANES = 13
-    """The same as a reduce-scatter: each block goes to the rank that owns it."""
+    """A sum of lanes of which each block goes only to the rank that owns it."""
     BROADCAST_BLOCKS = 14
-    """An all-gather in place: each block comes from the rank that owns it."""
+    """An all-gather in place: each block is copied from the rank that owns it."""
 
 
 _TO_ROOT = frozenset({Collective.REDUCE, Collective.GATHER})
@@ -126,7 +126,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame is; ``length`` bytes of payload follow it. Data has a signature, control has none."""
+    """The header of a frame. ``length`` bytes of payload follow it. Only data frames have a signature."""
 
     kind: Kind
     tag: Tag
@@ -174,7 +174,7 @@ class Header:
 
 
 def check_opening(buffer: bytes | bytearray | memoryview) -> None:
-    """Raise BadFrame unless the first ``OPENING_BYTES`` are ours; it names the other protocol if it knows it."""
+    """Raise BadFrame unless the first ``OPENING_BYTES`` are ours. The error names the other protocol if it is known."""
     magic, version = bytes(buffer[:4]), buffer[4]
     if magic != MAGIC:
         names = [name for name, openings in _STRANGERS.items() if magic.startswith(openings)]

@@ -178,10 +178,10 @@ Buffer = bytes | memoryview
 Event = GradientBegan | MessageEnded
 
 
-def data_frame(message: Gradient | Mean, run: memoryview) -> tuple[Buffer, ...]:
+def data_frame(message: Gradient | Mean, data: memoryview) -> tuple[Buffer, ...]:
     """Return the buffers to send for some of a gradient's elements. Only the first few elements are copied."""
     # A packet with only a header would wake the receiver for nothing.
-    return _data_header(message, len(run)) + run[:_GLUED_BYTES], run[_GLUED_BYTES:]
+    return _data_header(message, len(data)) + data[:_GLUED_BYTES], data[_GLUED_BYTES:]
 
 
 def frames(message: Message, data: memoryview) -> Iterator[tuple[Buffer, ...]]:
@@ -193,7 +193,7 @@ def frames(message: Message, data: memoryview) -> Iterator[tuple[Buffer, ...]]:
 
 
 class GradientReader:
-    """Turns bytes, fed in pieces of any size, into messages. It never asks for a byte that is not its own.
+    """Turns bytes, fed in any lengths, into messages. It never asks for a byte that is not its own.
 
     While ``data_bytes`` is not 0, the next bytes are elements: receive them where they belong and report them with
     ``took``. Otherwise ``feed`` up to ``wants`` bytes. The reader holds only what it was sent, and refuses a message

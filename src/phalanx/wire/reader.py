@@ -1,11 +1,11 @@
-"""Bytes in, whole frames out."""
+"""Reading whole frames from the bytes of a stream."""
 
 from phalanx.errors import BadFrame
 from phalanx.wire.frame import HEADER_BYTES, OPENING_BYTES, Header, check_opening
 
 
 class FrameReader:
-    """Makes whole frames from bytes that come in pieces of any length.
+    """Makes whole frames from bytes that arrive in any lengths.
 
     It holds no more than it was sent. A length in a header allocates nothing before the bytes arrive, and a length over
     ``limit_bytes`` is refused at once. After a BadFrame nobody knows where the next frame begins, so every further call
@@ -90,5 +90,5 @@ class FrameReader:
     def _take(self, length: int) -> bytes:
         with memoryview(self._buffer) as view:
             taken = bytes(view[:length])
-        del self._buffer[:length]  # moves a pointer, not the rest: many frames in one piece cost no more each
+        del self._buffer[:length]  # moves a pointer, not the rest, so that many frames in one buffer cost no more each
         return taken
