@@ -58,9 +58,12 @@ class TestErrors:
             ),
             (
                 ["--bind", HERE, "--workers", "4:2"],
-                "of MIN:MAX workers, MIN is at least 1 and MAX at least MIN, not 4:2",
+                "in MIN:MAX workers, MIN must be at least 1 and MAX at least MIN, not 4:2",
             ),
-            (["--bind", HERE, "--workers", 2, "--patience", 0], "patience is from 0.1 to 3600 seconds, not 0"),
+            (
+                ["--bind", HERE, "--workers", 2, "--patience", 0],
+                "--patience and PHALANX_PATIENCE are from 0.1 to 3600 seconds, not 0",
+            ),
             (
                 ["--bind", HERE, "--workers", 2, "--token-file", "/none"],
                 "cannot read the token in /none: No such file or directory; make one with `phalanx token > /none`",

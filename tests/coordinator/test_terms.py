@@ -22,7 +22,7 @@ def test_a_range_in_which_no_number_lies_is_refused(least, most):
     with pytest.raises(ConfigError) as caught:
         Terms(minimum=least, maximum=most)
 
-    assert str(caught.value) == f"of MIN:MAX workers, MIN is at least 1 and MAX at least MIN, not {least}:{most}"
+    assert str(caught.value) == f"in MIN:MAX workers, MIN must be at least 1 and MAX at least MIN, not {least}:{most}"
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.09, -1.0, 3601.0, float("nan"), float("inf")])
@@ -30,7 +30,7 @@ def test_a_patience_that_nobody_can_mean_is_refused(patience_s):
     with pytest.raises(ConfigError) as caught:
         Terms(patience_s=patience_s)
 
-    assert str(caught.value) == f"patience is from 0.1 to 3600 seconds, not {patience_s:g}"
+    assert str(caught.value) == f"--patience and PHALANX_PATIENCE are from 0.1 to 3600 seconds, not {patience_s:g}"
 
 
 @pytest.mark.parametrize("stall_s", [0.0, 0.09, -1.0, 1_000_001.0, float("nan"), float("inf")])
@@ -38,7 +38,7 @@ def test_a_stall_time_that_nobody_can_mean_is_refused(stall_s):
     with pytest.raises(ConfigError) as caught:
         Terms(stall_s=stall_s)
 
-    assert str(caught.value) == f"the stall time is from 0.1 to 1000000 seconds, not {stall_s:g}"
+    assert str(caught.value) == f"--stall and PHALANX_STALL are from 0.1 to 1000000 seconds, not {stall_s:g}"
 
 
 def test_a_run_waits_for_workers_as_patiently_as_it_is_told():

@@ -246,9 +246,9 @@ def test_times_that_are_given_count_more_than_the_environment(environ, given, ti
     ("environ", "words"),
     [
         ({"PHALANX_PATIENCE": "soon"}, "PHALANX_PATIENCE must be a number of seconds, not 'soon'"),
-        ({"PHALANX_PATIENCE": "nan"}, "patience is from 0.1 to 3600 seconds, not nan"),
-        ({"PHALANX_STALL": "0"}, "the stall time is from 0.1 to 1000000 seconds, not 0"),
-        ({"PHALANX_STALL": "inf"}, "the stall time is from 0.1 to 1000000 seconds, not inf"),
+        ({"PHALANX_PATIENCE": "nan"}, "--patience and PHALANX_PATIENCE are from 0.1 to 3600 seconds, not nan"),
+        ({"PHALANX_STALL": "0"}, "--stall and PHALANX_STALL are from 0.1 to 1000000 seconds, not 0"),
+        ({"PHALANX_STALL": "inf"}, "--stall and PHALANX_STALL are from 0.1 to 1000000 seconds, not inf"),
     ],
 )
 def test_times_that_nobody_can_mean_are_refused(environ, words):

@@ -21,7 +21,7 @@ from phalanx.wire import Address
 
 _LOOK_S = 0.2  # how soon a signal is noticed
 _FIRST_LOOK_S = 3.0
-_PATIENCE_S = 300.0  # as long as phalanx.connect() waits
+_LONGEST_WAIT_S = 300.0  # as long as phalanx.connect() waits
 
 
 def coordinator(
@@ -154,8 +154,8 @@ def _wait_for_coordinator(where: Address, credentials: Credentials) -> None:
     try:
         look(where, Deadline.after(_FIRST_LOOK_S), credentials)
     except ConnectError as error:
-        print(f"phalanx join: {error} Waiting up to {_PATIENCE_S:g} s for it.", file=sys.stderr, flush=True)
-        look(where, Deadline.after(_PATIENCE_S), credentials)
+        print(f"phalanx join: {error} Waiting up to {_LONGEST_WAIT_S:g} s for it.", file=sys.stderr, flush=True)
+        look(where, Deadline.after(_LONGEST_WAIT_S), credentials)
 
 
 def _announce(address: Address, credentials: Credentials, terms: Terms) -> None:

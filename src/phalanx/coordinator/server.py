@@ -112,7 +112,7 @@ class Coordinator:
 
     def _attend_to_all(self) -> bool:
         """Wait until something is to be done, and do it. Return False when the server must stop."""
-        for key, _ in self._selector.select(self._patience_s()):
+        for key, _ in self._selector.select(self._longest_wait_s()):
             if key.fileobj is self._stop_read:
                 return False
             if isinstance(key.data, int) and key.data in self._connections:
@@ -127,7 +127,7 @@ class Coordinator:
         self._note_who_is_here()
         return True
 
-    def _patience_s(self) -> float:
+    def _longest_wait_s(self) -> float:
         last = None if self._over.is_set() else self._over_due
         own = [due - self._clock.now() for due in (self._membership.next_tick, last) if due is not None]
         arriving = [] if self._acceptor.next_due is None else [self._acceptor.next_due - time.monotonic()]

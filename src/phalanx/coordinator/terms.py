@@ -24,14 +24,16 @@ class Terms:
     def __post_init__(self) -> None:
         sizes = self.minimum, self.maximum
         if sizes != (None, None) and not 1 <= (self.minimum or 0) <= (self.maximum or 0):
-            raise ConfigError("of MIN:MAX workers, MIN is at least 1 and MAX at least MIN, not {}:{}".format(*sizes))
+            raise ConfigError(
+                "in MIN:MAX workers, MIN must be at least 1 and MAX at least MIN, not {}:{}".format(*sizes)
+            )
         check_times(self.patience_s, self.stall_s)
 
     @classmethod
     def exactly(
         cls, size: int | None, job: str = "", *, patience_s: float | None = None, stall_s: float | None = None
     ) -> "Terms":
-        """Return the terms for ``size`` workers, or for as many as the first one says; times left out are the usual."""
+        """Return terms for ``size`` workers, or for as many as the first worker says. None means the default time."""
         terms = cls(minimum=size, maximum=size, job=job)
         return replace(
             terms,
@@ -51,11 +53,11 @@ class Terms:
 
 
 def check_times(patience_s: float | None, stall_s: float | None) -> None:
-    """Raise ConfigError for a patience or a stall time that nobody can mean; None stands for the usual one."""
+    """Raise ConfigError if the patience or the stall time is too short or too long. None means the default."""
     if patience_s is not None and not 0.1 <= patience_s <= 3600:
-        raise ConfigError(f"patience is from 0.1 to 3600 seconds, not {patience_s:g}")
+        raise ConfigError(f"--patience and PHALANX_PATIENCE are from 0.1 to 3600 seconds, not {patience_s:g}")
     if stall_s is not None and not 0.1 <= stall_s <= 1_000_000:
-        raise ConfigError(f"the stall time is from 0.1 to 1000000 seconds, not {stall_s:g}")
+        raise ConfigError(f"--stall and PHALANX_STALL are from 0.1 to 1000000 seconds, not {stall_s:g}")
 
 
 def parse_workers(text: str) -> tuple[int, int]:
