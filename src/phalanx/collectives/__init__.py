@@ -1,4 +1,4 @@
-"""Which part goes to whom, and doing it: plans over links, and folding in shared memory."""
+"""Collectives: plans over links, folding in shared memory, and the choice between them."""
 
 from phalanx.collectives import direct, pair, ring, star, tree
 from phalanx.collectives.call import Call

@@ -7,7 +7,7 @@ from phalanx.wire import Signature
 
 
 class Call(NamedTuple):
-    """What is called, which call of which group it is, and until when it must be over."""
+    """The signature of a call, its number, its deadline and its group."""
 
     signature: Signature
     sequence: int

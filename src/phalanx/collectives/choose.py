@@ -1,6 +1,6 @@
-"""Which algorithm carries out a collective, and why: a cost model without a clock.
+"""The choice of an algorithm for a collective, by a cost model that measures nothing.
 
-The choice depends on its arguments alone, so all ranks make the same one without asking each other.
+The choice depends only on the arguments, so all ranks make the same choice without asking each other.
 """
 
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def _candidates(
 def _plans(  # noqa: C901, PLR0912 - one case for each collective
     collective: Collective, nbytes: int, size: int
 ) -> Iterator[tuple[Algorithm, Plan]]:
-    """Rank 0's plan for each algorithm there is over links, a byte taken as an element.
+    """Yield rank 0's plan for each algorithm over links, with bytes as elements.
 
     Rank 0 has the longest part and, as root of a tree, the most to do: the others wait for it.
     """
@@ -148,7 +148,7 @@ def _plans(  # noqa: C901, PLR0912 - one case for each collective
 
 
 def _price(plan: Plan, costs: Costs, neighbours: int) -> float:
-    """Seconds for ``plan``, where ``neighbours`` ranks share one wire."""
+    """Return the seconds for ``plan`` if ``neighbours`` ranks share one wire."""
     return sum(_price_round(each, costs, neighbours) for each in plan.rounds)
 
 
@@ -167,12 +167,12 @@ def _price_round(each: Round, costs: Costs, neighbours: int) -> float:
 
 
 def _shared_s(nbytes: int, costs: Costs) -> float:
-    """Seconds in an arena, with a barrier before the contributions are read and one after the result is written."""
+    """Return the seconds in an arena: one barrier before contributions are read, one after results are written."""
     return 2 * costs.arena_barrier_s + costs.arena_s_per_byte * nbytes
 
 
 def _layered_s(nbytes: int, topology: Topology, costs: Costs) -> float:
-    """Seconds when ranks in the same position on their hosts exchange what these have folded."""
+    """Return the seconds if ranks in the same position on their hosts exchange what their hosts have folded."""
     exchanging = max(map(len, topology.hosts))
     part = even_parts(nbytes, exchanging)[0]
     between = direct.all_reduce(0, even_parts(length_of(part), len(topology.hosts)))

@@ -1,7 +1,7 @@
 """Collectives in which every part goes straight to the rank that needs it.
 
-As few bytes as a ring in one round instead of n - 1, at the price of a flow between every two ranks. Who folds a part
-has all contributions at hand and folds them in canonical order.
+These plans send as few bytes as a ring, in one round instead of n - 1, but need a flow between every two ranks. The
+rank that folds a part has all contributions and folds them in canonical order.
 """
 
 from collections.abc import Sequence
@@ -109,10 +109,10 @@ def barrier(rank: int, size: int) -> Plan:
 
 
 def _peers(rank: int, size: int) -> list[int]:
-    """The other ranks, each rank beginning behind itself so that they do not all call on rank 0 first."""
+    """Return the other ranks, beginning with the next one, so that not all ranks send to rank 0 first."""
     return [(rank + distance) % size for distance in range(1, size)]
 
 
 def _alone(part: slice) -> slice:
-    """Where ``part`` lies in a buffer that holds nothing else."""
+    """Return the slice of ``part`` in a buffer that holds only this part."""
     return slice(0, length_of(part))

@@ -1,4 +1,4 @@
-"""The collective of two ranks: both send all they have, and both fold."""
+"""The all-reduce of two ranks: both send their whole buffer, and both fold."""
 
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
 

@@ -1,8 +1,8 @@
 """A collective written down: what one rank sends and receives, round by round.
 
-Every rank of a group follows its own plan. What one rank sends in round k, its peer receives in round k. Sends cut the
-source buffer and receives cut the target buffer; most collectives work in place, so that both are the same buffer.
-What a rank sends in a round is what was there when the round began.
+Every rank of a group follows its own plan. What one rank sends in round k, its peer receives in round k. A
+rank sends parts of its source buffer and receives into parts of its target buffer. In most collectives both are the
+same buffer. A rank sends the elements that were there when the round began.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class Send:
     part: slice
 
     def __str__(self) -> str:
-        return f"send {_span(self.part)} to rank {self.peer}"
+        return f"send {_bounds(self.part)} to rank {self.peer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Receive:
     then: Then = Then.STORE
 
     def __str__(self) -> str:
-        return f"{self.then.value} {_span(self.part)} from rank {self.peer}"
+        return f"{self.then.value} {_bounds(self.part)} from rank {self.peer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Round:
 
     @classmethod
     def of(cls, sends: Iterable[Send] = (), receives: Iterable[Receive] = (), finish: slice | None = None) -> "Round":
-        """The round without its empty messages, which both of their ends leave out alike."""
+        """Return the round without its empty messages, which sender and receiver both leave out."""
         return cls(
             sends=tuple(send for send in sends if length_of(send.part)),
             receives=tuple(receive for receive in receives if length_of(receive.part)),
@@ -72,7 +72,7 @@ class Round:
     def __str__(self) -> str:
         words = [str(message) for message in (*self.sends, *self.receives)]
         if self.finish is not None:
-            words.append(f"then {_span(self.finish)} is complete")
+            words.append(f"then {_bounds(self.finish)} is complete")
         return "; ".join(words) or "nothing to do"
 
 
@@ -101,10 +101,10 @@ class Plan:
 
 
 def length_of(part: slice) -> int:
-    """The number of elements in ``part``."""
+    """Return the number of elements in ``part``."""
     length: int = part.stop - part.start
     return length
 
 
-def _span(part: slice) -> str:
+def _bounds(part: slice) -> str:
     return f"[{part.start}:{part.stop}]" if length_of(part) else "nothing"

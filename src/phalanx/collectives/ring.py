@@ -1,8 +1,8 @@
 """Collectives around a ring: each rank sends to the next and receives from the one before.
 
-As few bytes as possible and only two flows at each rank, but as many rounds as there are peers. A part adds up while it
-travels, beginning behind its owner, so the order of additions differs from part to part: every rank ends with the same
-bits, which are not the bits of the canonical tree.
+These plans send as few bytes as possible and need only two flows at each rank, but as many rounds as there are peers. A
+part is added up while it travels, beginning behind its owner, so each part has its own order of additions. All ranks
+get the same bits, but not the bits of the canonical tree.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The ranks of a group with all they have to reach each other: carries out every collective the best way."""
+"""One rank with its links and its arena: it picks the way for each collective and carries it out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ _CARRIES_PARTIAL_SUMS = (Algorithm.RING, Algorithm.TREE)
 class Team:
     """One rank's view of a group that can act: its links, and the arena if it shares memory with other ranks.
 
-    ``names`` are the ranks by which the world knows the members: errors and statistics use them.
-    Buffers are flat and contiguous. After an error a team is of no further use: streams are cut in the middle.
+    ``names`` has the rank of each member in the world, for errors and statistics. Buffers are flat and contiguous.
+    After an error a team cannot be used any more, because messages may have ended in the middle.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Team:
         self._layered = Layered(topology, self.links, self.arena)
 
     def choose(self, collective: Collective, nbytes: int) -> Choice:
-        """How a collective over ``nbytes`` would be carried out, and why."""
+        """Return how a collective over ``nbytes`` would be carried out, and why."""
         return choose(collective, nbytes, self.topology)
 
     def all_reduce(self, call: Call, source: Array, target: Array, wire: DType | None = None) -> None:
@@ -68,9 +68,9 @@ class Team:
             self._reduce_over_links(call, self._all_reduce_plan(algorithm, len(source)), algorithm, source, target)
 
     def fold_lanes(self, call: Call, pieces: Array, target: Array, fold: LaneFold) -> None:
-        """Write the sum of all lanes into every target, or each block of it, if it has an owner, into that one's.
+        """Write the sum of all lanes into every target, or, if blocks have owners, each block into its owner's target.
 
-        ``pieces`` has this rank's, one after another.
+        ``pieces`` has the pieces of this rank, one after another.
         """
         self._layered.fold_lanes(call, pieces, target, fold)
 
@@ -148,7 +148,7 @@ class Team:
         self._run(direct.scatter(self.rank, root, parts), call, target if source is None else source, target)
 
     def all_to_all(self, call: Call, source: Array, target: Array) -> None:
-        """Put part r of the source into rank r's target, as the part of this rank's number."""
+        """Copy part r of this rank's source into the target of rank r, to the part with this rank's number."""
         parts = even_parts(len(source), self.size)
         if self._in_arena:
             wanted = [(rank, self.rank, target[part]) for rank, part in enumerate(parts)]
@@ -177,17 +177,17 @@ class Team:
         self._inbound[peer].run(plan, call, target, target, call.signature.dtype)
 
     def allocate(self, call: Call, size_bytes: int) -> Array:
-        """Zeroed memory that the ranks of a host share; a rank that shares with nobody has it for itself."""
+        """Return zeroed memory that the ranks of a host share, or ordinary memory if this rank has no arena."""
         return self.arena.allocate(call, size_bytes) if self.arena else np.zeros(size_bytes, np.uint8)
 
     def allocate_own(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """A zeroed array of this rank that the other ranks of its host can read without a copy."""
+        """Return a zeroed array of this rank that the other ranks of its host can read without a copy."""
         if self.arena is None:
             return np.zeros(shape, dtype.numpy)
         return self.arena.arena.pool.allocate(math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape)
 
     def counts(self) -> tuple[int, int, dict[int, float]]:
-        """Bytes sent and received over links, and the seconds waited, by the world's names of those waited for."""
+        """Return the bytes sent and received over links, and the seconds waited for each rank of the world."""
         runners = [self.links, *self._outbound.values(), *self._inbound.values()]
         waited: dict[int, float] = {}
         for seconds_by_rank in [runner.waited_s for runner in runners] + (
@@ -198,7 +198,7 @@ class Team:
         return sum(each.bytes_sent for each in runners), sum(each.bytes_received for each in runners), waited
 
     def close(self) -> None:
-        """Hang up and give the memory back. Closing twice is harmless."""
+        """Close the links and free the memory. Closing twice is harmless."""
         for runner in (self.links, *self._outbound.values(), *self._inbound.values()):
             for link in runner.links.values():
                 link.close()

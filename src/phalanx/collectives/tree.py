@@ -1,7 +1,8 @@
 """Collectives over a binomial tree: few rounds and few messages, but the whole buffer in each.
 
-On the way up every rank folds what comes from the subtree behind it into what it has. Towards rank 0 these are exactly
-the additions of the canonical tree over ranks, so rank 0 always makes the sum, and sends it on where another is root.
+On the way up every rank folds the sums of its subtrees into its own buffer. Towards rank 0 these are exactly the
+additions of the canonical tree over ranks. So rank 0 always computes the result, and sends it on if another rank is the
+root.
 """
 
 from collections.abc import Iterator
@@ -81,14 +82,14 @@ def barrier(rank: int, size: int) -> Plan:
 
 
 def _depth(size: int) -> int:
-    """The rounds in which one rank can reach all: ceil(log2 size)."""
+    """Return the number of rounds in which one rank can reach all others: ceil(log2 size)."""
     return (size - 1).bit_length()
 
 
 def _towards_zero(rank: int, size: int) -> Iterator[tuple[list[int], list[int]]]:
-    """For each round, whom ``rank`` sends to and whom it receives from, when all is collected on rank 0.
+    """Yield, for each round, the ranks that ``rank`` sends to and receives from if rank 0 collects everything.
 
-    Ranks that are 2^k apart meet in round k, so neighbours come first: the order of the canonical tree.
+    In round k, ranks that are 2^k apart exchange. This is the order of the canonical tree.
     """
     for distance in (1 << index for index in range(_depth(size))):
         place = rank % (2 * distance)
@@ -98,9 +99,9 @@ def _towards_zero(rank: int, size: int) -> Iterator[tuple[list[int], list[int]]]
 
 
 def _away_from(root: int, rank: int, size: int) -> Iterator[tuple[list[int], list[int]]]:
-    """For each round, whom ``rank`` sends to and whom it receives from, when all comes from ``root``.
+    """Yield, for each round, the ranks that ``rank`` sends to and receives from if ``root`` sends to all.
 
-    In round k the 2^k ranks that have it reach as many others.
+    In round k, the 2^k ranks that have the buffer send it to as many others.
     """
     place = (rank - root) % size
     for reached in (1 << index for index in range(_depth(size))):

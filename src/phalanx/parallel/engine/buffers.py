@@ -1,7 +1,7 @@
-"""Module buffers across lanes: every lane begins with the step's buffers, and the step ends with the same on all ranks.
+"""Module buffers across lanes: every lane starts with the buffers of the step, and all ranks end with the same ones.
 
-Floating-point buffers (BatchNorm's averages) change by the mean of the lanes' changes, added up as gradients are. So a
-buffer that no lane changes stays as it is. Integer buffers are lane 0's.
+A floating-point buffer (BatchNorm's averages) changes by the mean of the lanes' changes, which are added up like
+gradients. So a buffer that no lane changes keeps its value. Integer buffers get the values of lane 0.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Digests of the weights: proof, while training runs, that all ranks hold the same."""
+"""Digests of the weights, by which ranks notice during training that their weights differ."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from phalanx.parallel.optimizer import Leaf
 from phalanx.wire import odd_one_out
 
 DIGEST_STEPS = 64
-"""After so many steps every block has been looked at once."""
+"""The number of steps in which every block is checked once."""
 
 
 class RollingDigest:
-    """A digest of the weights that looks at 1/64 of the blocks a step, so that it costs next to nothing.
+    """A digest of the weights that covers 1/64 of the blocks in each step, so that it costs almost nothing.
 
-    A block's sum of bits, taken as integers, differs if any one of its values does. ``DIGEST_STEPS`` steps look at
-    every block.
+    It sums the bits of a block's values, taken as integers. If one value differs, the sum differs. After
+    ``DIGEST_STEPS`` steps every block was covered.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         self._leaves = leaves
 
     def section(self, step: int) -> range:
-        """Return the blocks that are looked at before ``step``."""
+        """Return the numbers of the blocks that are covered before ``step``."""
         part = even_part(len(self._leaves), DIGEST_STEPS, step % DIGEST_STEPS)
         return range(part.start, part.stop)
 
@@ -34,12 +34,12 @@ class RollingDigest:
         return [_sum_of_bits(self._leaves[number].block) for number in self.section(step)]
 
     def digest(self, step: int) -> bytes:
-        """Return 16 bytes that are the same wherever these blocks are the same."""
+        """Return 16 bytes that are equal on all ranks with equal blocks."""
         words = ",".join(map(str, [step, *self.sums(step)]))
         return hashlib.blake2b(words.encode(), digest_size=16).digest()
 
     def diverged(self, step: int, sums: Array) -> WeightsDiverged:
-        """Return the error for ``sums``, one row for each rank, that are not the same."""
+        """Return the error for ``sums`` that differ; they have a row for each rank."""
         odd = odd_one_out({rank: tuple(row) for rank, row in enumerate(sums.tolist())})
         assert odd, "called because they differ"
         rank, other = odd
@@ -55,7 +55,7 @@ class RollingDigest:
 
 
 def digest_weights(named: Sequence[tuple[str, torch.Tensor]]) -> str:
-    """Return a hash of the given weights, by name: the same for the same bits, wherever they are."""
+    """Return a hash of named weights: equal bits give an equal hash, on any device."""
     whole = hashlib.sha256()
     for name, tensor in sorted(named, key=lambda each: each[0]):
         whole.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())

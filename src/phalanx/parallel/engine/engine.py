@@ -1,4 +1,4 @@
-"""The exact step: lanes, exchange, guard, commit, optimizer. The same bits however many workers there are."""
+"""The exact step: lanes, exchange, guard, commit, optimizer, with the same bits for any number of workers."""
 
 import math
 import traceback
@@ -35,16 +35,18 @@ from phalanx.parallel.reduction import (
 )
 
 Batches = Callable[[int], Sequence[Batch]]
-"""The batches of a lane, one after another: a function of the step and the lane alone, whoever asks."""
+"""Returns the batches of a lane in this step. It must return the same batches on every rank."""
 
 _BUCKET_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of a step. ``norm`` is that of the gradient before clipping; ``digest`` is of the weights before it.
+    """The outcome of a step.
 
-    ``compute_s`` is spent on lanes and optimizer, ``wait_s`` on waiting for other ranks, ``exchange_s`` on the rest.
+    ``norm`` is the norm of the gradient before clipping, ``digest`` the digest of the weights before the step. Of the
+    time, ``compute_s`` was spent on lanes and the optimizer, ``wait_s`` on waiting for other ranks, and ``exchange_s``
+    on the rest of the exchange.
     """
 
     step: int
@@ -58,12 +60,12 @@ class Report:
 
 
 class Engine:
-    """Trains a model in exact lanes: a step is committed by all ranks, or by none.
+    """Trains a model in exact lanes. All ranks commit a step, or none does.
 
     ``make_optimizer`` gets the leaves to update, which are blocks of the parameters, and returns an element-wise
     optimizer of ``torch.optim`` over them. ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets``
-    lists the names of the parameters that are exchanged together, if not by size. With ``zero`` every rank gets the
-    leaves of its own blocks only, so that it keeps only their state; the weights have the same bits.
+    lists the names of the parameters of each bucket, in any order; by default they are filled by size. With ``zero``
+    every rank gets only the leaves of its own shard and keeps only their state. The weights have the same bits.
     """
 
     def __init__(
@@ -122,10 +124,10 @@ class Engine:
         *,
         wants_stop: bool = False,
     ) -> Report:
-        """Take one step: compute this rank's lanes, and update the weights if the step counts for everybody.
+        """Take one step: compute this rank's lanes, and update the weights if the step counts on all ranks.
 
-        ``samples`` gives the numbers of a lane's samples, for errors. Raises the same error on every rank, with the
-        weights untouched, if a gradient is not finite or weights differ. ``wants_stop`` is passed on to all ranks.
+        ``samples`` returns the numbers of a lane's samples, for errors. If a gradient is not finite or weights differ,
+        all ranks raise the same error and leave the weights as they were. ``wants_stop`` is reported to all ranks.
         """
         clock = StepClock(lambda: self._exchange.waited_s)
         digest = self._digest.digest(self.step_number)
@@ -148,7 +150,7 @@ class Engine:
         return Report(self.step_number - 1, loss, norm, digest, bool(self._values.stops[0]), *clock.read())
 
     def evaluate(self, batches: Batches) -> float:
-        """Return the mean loss over all lanes' batches, without dropout; the same bits for any number of ranks."""
+        """Return the mean loss over all lanes in eval mode, with the same bits for any number of ranks."""
         found = np.zeros((2, self._lanes))
         with self._telling(), torch.no_grad(), evaluating(self.model):
             for lane in self._reducer.lanes:
@@ -160,11 +162,11 @@ class Engine:
         return math.fsum(totals) / math.fsum(counts) if np.isfinite(totals).all() else math.nan
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the weights with buffers, and what the optimizer keeps on this rank, by name, for a checkpoint."""
+        """Return the weights and buffers, and this rank's optimizer state, by name, for a checkpoint."""
         return {"model": self.model.state_dict(), "optimizer": gather(self.optimizer.state, self._leaves.own)}
 
     def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], step: int) -> None:
-        """Go on from what ``state`` returned, with ``step`` as the next step."""
+        """Load a state that ``state`` has returned; ``step`` is the next step."""
         check_names(state["optimizer"], [spec.name for spec in self._reducer.layout.parameters])
         kept = scatter(state["optimizer"], self._leaves.own, on_device=wants_on_device(self.optimizer))
         self.model.load_state_dict(state["model"])
@@ -178,7 +180,7 @@ class Engine:
     # Lanes
 
     def _compute(self, batches: Batches) -> None:
-        """Run this rank's lanes; buckets leave while the last one runs."""
+        """Compute this rank's lanes. Buckets leave while the last lane is computed."""
         self._reducer.begin()
         self._run.begin()
         self._buffers.begin()
@@ -202,7 +204,7 @@ class Engine:
     # Guard
 
     def _guard(self, norm: float, loss: float, batches: Batches, samples: Callable[[int], tuple[int, ...]]) -> None:
-        """Halt unless all ranks have the same weights, and all values are finite."""
+        """Halt all ranks unless their weights are equal and all values are finite."""
         if not self._reducer.counts.any():
             raise ConfigError(f"all lanes of step {self.step_number} count 0: there is nothing to take the mean of")
         if not self._values.has_one_digest:
@@ -212,20 +214,20 @@ class Engine:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tell everybody why this rank's own program failed in this block: they would wait for it in vain."""
+        """If this rank's own program fails in this block, tell the other ranks why, so that they do not wait."""
         try:
             yield
         except Exception as error:
             if isinstance(error, PhalanxError) and not isinstance(error, ConfigError):
-                raise  # of the group: the others know
+                raise  # an error of the group, which all ranks get
             rank, step = self._exchange.rank, self.step_number
             words = "".join(traceback.format_exception(error))[-3000:]
             self._exchange.halt(RemoteError(f"rank {rank} failed at step {step}:\n{words}", step=step, rank=rank))
             raise
 
     def _halt(self, error: Halted) -> NoReturn:
-        """Stop, as all ranks do; but nobody says so before everybody knows all about it."""
-        with suppress(Halted):  # another has met all and gone on
+        """Halt with an error that all ranks have found. They meet first, so that each one raises its own full error."""
+        with suppress(Halted):  # another rank was faster
             self._exchange.all_reduce(np.zeros(1))
             self._exchange.halt(error)
         raise error
@@ -237,7 +239,7 @@ class Engine:
         self._halt(self._digest.diverged(self.step_number, sums))
 
     def _trace(self, batches: Batches, samples: Callable[[int], tuple[int, ...]]) -> NoReturn:
-        """Find where a value that is not finite comes from: lanes repeat exactly, so each looks at its own again."""
+        """Find the lane and the parameter of a value that is not finite: each rank computes its lanes again."""
         found = np.zeros((self._exchange.size, 2))
         with torch.random.fork_rng(self._devices):
             for lane in reversed(self._reducer.lanes):
@@ -258,7 +260,7 @@ class Engine:
         self._halt(non_finite(self.step_number, rank=None, lane=None, parameter=name))
 
     def _apply(self) -> None:
-        """Update weights and buffers: the step counts."""
+        """Update weights and buffers, now that the step counts."""
         self._reducer.wait_for_copies()
         self._leaves.set_gradients((self._reducer.summary.used > 0).tolist())
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Computing lanes: forward and backward of one lane after another; gradients go to the reducer as they come."""
+"""Computing lanes one after another: forward, backward, and each gradient into the reducer as soon as it is there."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from phalanx.parallel.reduction import Reducer
 
 Batch = Any  # what the caller's loss takes
 Loss = Callable[[torch.nn.Module, Batch], "torch.Tensor | tuple[torch.Tensor, int | torch.Tensor]"]
-"""The mean loss of a batch, or its total loss and what that is the total of, for example the number of tokens."""
+"""Returns the mean loss of a batch, or its total loss and a count, for example the number of tokens."""
 
 
 class LaneRun:
@@ -21,7 +21,7 @@ class LaneRun:
         self._model = model
         self._parameters = parameters
         self._reducer = reducer
-        self._is_putting = False  # in all but the last batch of a lane, gradients stay where they are
+        self._is_putting = False  # only in the last batch of a lane; before, gradients accumulate in .grad
         hooks = [
             parameter.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), number))
             for number, parameter in enumerate(parameters)
@@ -53,9 +53,9 @@ class LaneRun:
         return torch.stack(totals).sum()
 
     def find_non_finite(self, loss: Loss, batches: Sequence[Batch]) -> int | None:
-        """Compute a lane only to look at it: return the first parameter in backward whose gradient is not finite.
+        """Compute a lane again, and return the first parameter in backward whose gradient is not finite.
 
-        -1 if only the loss is not finite, None if everything is finite.
+        Returns -1 if only the loss is not finite, and None if all values are finite.
         """
         found = None
         for batch in batches:
@@ -73,7 +73,7 @@ class LaneRun:
         self._remove_hooks()
 
     def arrive(self, number: int) -> None:
-        """Take the gradient that a parameter has just got; called in the middle of backward."""
+        """Put the gradient that a parameter has just got into the reducer. The hook calls this during backward."""
         if self._is_putting:
             self._put(number)
 

@@ -1,4 +1,4 @@
-"""What an engine adds to the summary of a step: losses, integer buffers, digests, and who wants to stop."""
+"""The values that an engine adds to the summary of a step: losses, integer buffers, digests, requests to stop."""
 
 import itertools
 import math
@@ -11,8 +11,8 @@ from phalanx.buffers import Array
 class StepValues:
     """The engine's section of the summary's row, as views.
 
-    ``totals`` has each lane's loss, ``integers`` lane 0's integer buffers, ``stops`` how many ranks want to stop, and
-    ``digests`` each rank's digest in 32-bit words.
+    ``totals`` has the loss of each lane, ``integers`` the integer buffers of lane 0, ``stops`` the number of ranks that
+    want to stop, and ``digests`` the digest of each rank in 32-bit words.
     """
 
     def __init__(self, row: Array, lanes: int, size: int) -> None:
@@ -31,7 +31,7 @@ class StepValues:
         self.digests[rank] = np.frombuffer(digest[:8], np.uint32)
 
     def loss(self, counts: Array) -> float:
-        """Return the mean loss, added up in an order that does not depend on the ranks."""
+        """Return the mean loss over all lanes, with the same bits for any number of ranks."""
         if not np.isfinite(self.totals).all():
             return math.nan
         total = math.fsum(counts)

@@ -1,4 +1,4 @@
-"""Beginning alike: models are compared before they are trained together, and tensors made equal to one rank's."""
+"""Starting with equal models: comparing models between ranks, and copying tensors from one rank to all."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ _NOTHING = "nothing more"
 
 
 def compare(named: Iterable[tuple[str, torch.Tensor]], group: Group, *settings: str) -> None:
-    """Return if all ranks' tensors have the same names, shapes and types, and their ``settings`` the same words.
+    """Check that all ranks have tensors of the same names, shapes and types, and the same ``settings``.
 
-    Else every rank raises the same ``ConfigError``, which names the first difference and both ranks.
+    If not, all ranks raise the same ``ConfigError``, which names the first difference and both ranks.
     """
     lines = [*settings, *(_describe(name, tensor) for name, tensor in named)]
     text = np.frombuffer("\n".join(lines).encode(), np.uint8)
@@ -35,7 +35,7 @@ def compare(named: Iterable[tuple[str, torch.Tensor]], group: Group, *settings: 
 
 
 def broadcast(tensors: Iterable[torch.Tensor], group: Group, root: int = 0) -> None:
-    """Make every rank's tensors, of any type and on any device, equal to those of the ``root``."""
+    """Copy the tensors of the ``root`` to all ranks. They may have any type and be on any device."""
     for batch in _batches(tensors):
         flat = torch.cat([each.reshape(-1) for each in batch]).cpu()
         group.broadcast(flat.view(torch.uint8).numpy(), root)
@@ -52,10 +52,10 @@ def _describe(name: str, tensor: torch.Tensor) -> str:
 
 
 def _batches(tensors: Iterable[torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
-    """Tensors of one type and device, a few megabytes at a time: many small ones cost as many calls."""
+    """Yield batches of tensors of one type and device, a few megabytes each, so that small tensors share a call."""
     alike: dict[object, list[torch.Tensor]] = {}
     for tensor in tensors:
-        content = tensor.data  # not detach(): a graph that still knows the old values shall not object to new ones
+        content = tensor.data  # not detach(): autograd must not notice that the values change
         batch = alike.setdefault((content.dtype, content.device), [])
         batch.append(content)
         if sum(each.nbytes for each in batch) >= _BATCH_BYTES:

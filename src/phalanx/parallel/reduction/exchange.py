@@ -1,4 +1,4 @@
-"""What a reducer needs of the other ranks. A ``Group`` offers it, and so does a connection to a gradient server."""
+"""The calls that a reducer makes. A ``Group`` has them, and so has a ``StarExchange`` over a gradient server."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -10,33 +10,33 @@ from phalanx.transport import Pending
 
 
 class Exchange(Protocol):
-    """Ranks that train together. All make the same calls in the same order, and one thread carries them out.
+    """Ranks that train together. All ranks make the same calls in the same order, and one thread performs them.
 
-    The methods are those of ``Group``, where they are described.
+    ``Group`` describes the methods.
     """
 
     @property
     def rank(self) -> int:
-        """This member's number."""
+        """The number of this rank."""
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of ranks."""
 
     @property
     def lanes(self) -> int | None:
-        """Into how many lanes a step is cut."""
+        """The number of lanes of a step."""
 
     @property
     def host_position(self) -> tuple[int, int]:
-        """This rank's number among the ranks of its host, and how many they are."""
+        """The position of this rank among the ranks of its host, and their number."""
 
     @property
     def waited_s(self) -> float:
         """How long this rank has waited for others so far."""
 
     def allocate(self, shape: int | Sequence[int], dtype: DType | str | type = ..., *, shared: bool = ...) -> Array:
-        """Zeroed memory that the exchange can use without a copy."""
+        """Return zeroed memory that the exchange can use without a copy."""
 
     def all_reduce(self, array: Array) -> Array:
         """Replace the array by the sum of all ranks' arrays."""
@@ -58,13 +58,13 @@ class Exchange(Protocol):
         """Begin to add up all lanes of a bucket."""
 
     def blocks_added_here(self, count: int) -> Sequence[int]:
-        """The numbers of the blocks, of so many, that this rank adds up."""
+        """Return the numbers of the blocks, of ``count``, that this rank adds up."""
 
     def enqueue(self, what: str, function: Callable[..., Any], *arguments: object) -> Pending[Any]:
-        """Run something of this rank in order with the calls of the exchange."""
+        """Run a function in order with the calls of the exchange."""
 
     def commit(self, loss: float, digest: bytes) -> None:
-        """Return when the step counts for everybody."""
+        """Return when the step counts on all ranks."""
 
     def halt(self, error: Halted) -> None:
-        """Stop everybody at this step."""
+        """Stop all ranks at this step."""

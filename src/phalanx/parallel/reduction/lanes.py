@@ -14,9 +14,9 @@ def seed_of(seed: int, step: int, lane: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
-    """Where a lane's gradient goes: it is stored in ``row``, or added to it; then rows are added to rows.
+    """Where a lane's gradient goes: it is stored in ``row``, or added to it if it ``is_added``.
 
-    In ``merges``, (left, right) adds row ``right`` to row ``left``.
+    Then rows are added to each other: (left, right) in ``merges`` adds row ``right`` to row ``left``.
     """
 
     row: int
@@ -38,11 +38,11 @@ def plan_deposits(own: range, lanes: int) -> tuple[Deposit, ...]:
         merges.clear()
         row = len(carry.pieces())
         carry.add(lane, row)
-        is_added = bool(merges)  # its own sum with its neighbour needs no row
+        is_added = bool(merges)  # the first merge adds the gradient itself, which needs no row
         deposits.append(Deposit(row - 1 if is_added else row, is_added, tuple(merges[1:])))
     return tuple(deposits)
 
 
 def count_rows(deposits: tuple[Deposit, ...]) -> int:
-    """Return how many rows the deposits need: one for each level of the tree that is open at a time."""
+    """Return the number of rows that the deposits need."""
     return max(deposit.row for deposit in deposits) + 1

@@ -109,7 +109,7 @@ class Layout:
 
 
 def lay_out(parameters: Sequence[ParameterSpec], bucket_bytes: int) -> Layout:
-    """Fill buckets up to ``bucket_bytes`` with parameters of one kind, last first, as backward reaches them."""
+    """Fill buckets of about ``bucket_bytes`` with parameters of one kind, the last parameters first, as in backward."""
     if bucket_bytes < 1:
         raise ConfigError(f"a bucket holds at least one byte, not {bucket_bytes}")
     alike: dict[tuple[DType, bool, bool], list[int]] = {}

@@ -1,4 +1,4 @@
-"""The memory of buckets: where gradients are put, what the exchange sees of them, and where their mean is found."""
+"""The memory of buckets: where gradients are stored, where the exchange reads them, and where their mean is."""
 
 import weakref
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from phalanx.parallel.reduction.exchange import Exchange
 from phalanx.parallel.reduction.layout import Bucket
 
 NARROW = (torch.bfloat16, torch.float16)
-"""Types that are added up, and updated, in f32."""
+"""Types whose values are added up and updated in f32."""
 
 _TYPES = {torch.float32: DType.F32, torch.float64: DType.F64, torch.bfloat16: DType.BF16, torch.float16: DType.F16}
 _TENSOR_TYPES = {dtype: tensor_type for tensor_type, dtype in _TYPES.items()}
@@ -42,7 +42,7 @@ class BucketMemory(Protocol):
         """Start to copy the mean to the device; called by the thread that exchanges."""
 
     def wait_for_copy_in(self) -> None:
-        """Make what this thread does next with the mean wait until it is on the device."""
+        """Make later work of this thread on the mean wait until the mean is on the device."""
 
 
 def allocate_buckets(
@@ -50,9 +50,9 @@ def allocate_buckets(
 ) -> list[BucketMemory]:
     """Return the memory of all buckets, for ``rows`` pieces each; all ranks call this together.
 
-    All pieces lie in one allocation, and so do all means that the ranks of a host share: descriptors are few. Where
-    gradients are borrowed instead of copied, all buckets are staged through the same memory, which then stays in cache.
-    Only the owned blocks of a sharded mean are ever written, so the rest of it takes up no memory.
+    All pieces lie in one allocation, and so do all means that the ranks of a host share, so few descriptors are open.
+    If gradients are borrowed instead of copied, all buckets use the same memory, which then stays in cache. Only the
+    owned blocks of a sharded mean are ever written, so the rest of it takes up no memory.
     """
     stream = _make_stream(device)
     sizes = [rows * bucket.length * bucket.dtype.itemsize for bucket in buckets]
@@ -93,7 +93,7 @@ def as_tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
 
 
 class HostMemory:
-    """The memory of a bucket of a model on the CPU: gradients are put where the exchange sees them."""
+    """The memory of a bucket of a model on the CPU: gradients are stored where the exchange reads them."""
 
     def __init__(self, host_pieces: Array, host_mean: Array, dtype: torch.dtype) -> None:
         self.host_pieces, self.host_mean = host_pieces, host_mean
@@ -119,7 +119,7 @@ class DeviceMemory:
         self._is_out, self._is_in = torch.cuda.Event(), torch.cuda.Event()
 
     def start_copy_out(self) -> None:
-        """Start the copy on a stream of its own, after what the device was told so far."""
+        """Start the copy on its own stream, after all work that was queued on the device so far."""
         self._stream.wait_stream(torch.cuda.current_stream(self.pieces.device))
         with torch.cuda.stream(self._stream):
             self._staged_pieces.copy_(self.pieces, non_blocking=True)
@@ -148,9 +148,9 @@ def is_staged(device: torch.device) -> bool:
 
 
 def pin(array: Array) -> None:
-    """Let the GPU read and write this memory by itself, for as long as the memory is there.
+    """Let the GPU read and write this memory directly, for as long as the memory exists.
 
-    Memory that is cut up later is pinned whole before: what is pinned already is not pinned again.
+    Memory that is pinned already, for example as part of a larger array, is not pinned again.
     """
     if not array.size or torch.from_numpy(array.reshape(-1).view(np.uint8)).is_pinned():
         return
@@ -159,7 +159,7 @@ def pin(array: Array) -> None:
     if status != 0:
         raise ConfigError(f"the GPU cannot use the arena's memory (error {status}): train with --device cpu")
     owner = array.base if isinstance(array.base, np.ndarray) else array
-    # The GPU keeps the pages it was told of, and would go on using them when the addresses belong to something else.
+    # Otherwise the GPU would keep using these pages when the addresses belong to other memory.
     weakref.finalize(owner, cuda.cudaHostUnregister, address).atexit = False
 
 
@@ -170,7 +170,7 @@ def _make_stream(device: torch.device) -> "torch.cuda.Stream | None":
 def _carve(
     exchange: Exchange, sizes: Sequence[int], *, shared: bool, stream: "torch.cuda.Stream | None"
 ) -> list[Array]:
-    """Return arrays of so many bytes each, all cut out of one allocation."""
+    """Return arrays of the given sizes in bytes, all in one allocation."""
     ends = np.cumsum([0, *(-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes)]).tolist()
     if not ends[-1]:
         return [np.empty(0, np.uint8) for _ in sizes]

@@ -1,4 +1,4 @@
-"""The words for a gradient that is not finite."""
+"""The error for a gradient that is not finite."""
 
 from phalanx.errors import NonFiniteGradient
 

@@ -1,4 +1,4 @@
-"""Which rank owns which block of the parameters: it alone updates the block and keeps the optimizer's state of it."""
+"""Which rank owns which block of the parameters. Only the owner updates the block and keeps its optimizer state."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -22,7 +22,7 @@ class Unit(Enum):
 
 
 class Way(Enum):
-    """How parameters or layers are given to ranks: in turn, in ranges of equal length, or by their bytes."""
+    """How owners are chosen: ranks in turn, consecutive ranges of equal count, or equal numbers of elements."""
 
     ROUND_ROBIN = "round-robin"
     CONTIGUOUS = "contiguous"
@@ -33,7 +33,7 @@ Choice = TypeVar("Choice", Unit, Way)
 
 
 def parse(kind: type[Choice], value: Choice | str) -> Choice:
-    """Return the unit or way with this name."""
+    """Return the unit or the way with this name."""
     try:
         return kind(value)
     except ValueError:
@@ -82,8 +82,9 @@ class Ownership:
 def share_blocks(sizes: Sequence[int], before: Sequence[int]) -> list[int]:
     """Return the owners of blocks of these sizes: each block goes to the rank with the fewest elements so far.
 
-    Among equals it goes to the rank with the fewest elements including those it had ``before``, of other parameters.
-    So ranks differ by at most one block, and neighbours go to different ranks, which then add up at the same time.
+    Among equals it goes to the rank with the fewest elements in all; ``before`` has the elements of other parameters
+    that each rank owns. So ranks differ by at most one block. Neighbours go to different ranks, which then add up at
+    the same time.
     """
     _check(before)
     loads = [0] * len(before)

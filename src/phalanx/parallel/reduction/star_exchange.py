@@ -20,13 +20,13 @@ _WORDS = 4  # 16-bit words of an f64: as f32 each passes unchanged through a sum
 class StarExchange:
     """Ranks that reach each other only through a gradient server.
 
-    The buckets of a step travel as ``parts``, in this order, and everything else as a whole gradient. The server adds
-    lanes up; each worker divides all blocks by itself.
+    The buckets of a step are sent as ``parts``, in this order, and everything else as a whole gradient. The server adds
+    up lanes. Each worker divides all blocks itself.
     """
 
     host_position = (0, 1)
     waited_s = 0.0
-    """Nothing: here waiting for others is not told apart from the exchange."""
+    """Always 0: waiting for other ranks cannot be told from the exchange here."""
 
     def __init__(self, member: RunMember, client: WorkerClient, parts: Sequence[gradient.What]) -> None:
         self.rank, self.size, self.lanes = member.rank, member.size, member.lanes
@@ -65,13 +65,13 @@ class StarExchange:
         wire: DType | None = None,
         own: Mapping[int, Array] | None = None,
     ) -> Pending[Array]:
-        """Begin one exchange with the server; this worker finishes all blocks."""
+        """Begin an exchange with the server. This worker applies ``finish`` to all blocks itself."""
         assert wire is None, "the server takes f32"
         assert own is None, "everything travels"
         return self._executor.submit("the exchange of a bucket", self._fold, pieces, out, blocks, finish)
 
     def all_reduce(self, array: Array) -> Array:
-        """Add up arrays of f64, which the server cannot: each worker's words travel to all in a row of their own."""
+        """Add up arrays of f64. The server adds only f32, so each worker gets all arrays and adds them up itself."""
         return self._executor.run("an all_reduce", self._all_reduce, array)
 
     def all_reduce_nowait(self, array: Array) -> Pending[Array]:
@@ -79,17 +79,17 @@ class StarExchange:
         return self._executor.submit("an all_reduce", self._all_reduce, array)
 
     def enqueue(self, what: str, function: Callable[..., Any], *arguments: object) -> Pending[Any]:
-        """Run something of this worker in order with the exchanges."""
+        """Run a function in order with the exchanges."""
         return self._executor.submit(what, function, *arguments)
 
     def commit(self, loss: float, digest: bytes) -> None:
-        """Ask the coordinator whether the step counts, and return when it does."""
+        """Report that the step is done, and return when it counts."""
         self._member.commit(loss, digest)
         self._step += 1
         self._folded = 0
 
     def halt(self, error: Halted) -> None:
-        """Tell the coordinator to stop everybody."""
+        """Tell the coordinator to stop all ranks."""
         self._member.halt(error)
 
     def close(self) -> None:

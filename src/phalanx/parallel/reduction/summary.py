@@ -1,6 +1,6 @@
-"""What all ranks must know of a step besides gradients: one row of f64 that is added up over the ranks.
+"""What all ranks must know about a step besides gradients: one row of f64 that is added up over the ranks.
 
-Each value is filled in by one rank and left zero by the others, so that the sum is exact, or it counts something.
+Each value is set by one rank and zero on the others, or it is a count. So the sums are exact.
 """
 
 import itertools
@@ -15,7 +15,7 @@ class Summary:
     """The row, and its sections as views.
 
     ``squares`` has the sum of squares of each chunk of the mean, ``used`` how many lanes gave each parameter a
-    gradient, and ``extra`` what the caller adds.
+    gradient, and ``extra`` the caller's own values.
     """
 
     def __init__(self, chunks: int, parameters: int, extra: int = 0) -> None:
@@ -24,17 +24,17 @@ class Summary:
         self.squares, self.used, self.extra = (self.row[start:stop] for start, stop in itertools.pairwise(ends))
 
     def clear(self) -> None:
-        """Start a step."""
+        """Set all values to zero for a new step."""
         self.row.fill(0.0)
 
     @property
     def norm(self) -> float:
-        """The norm of the whole mean; not finite if any of it is not."""
+        """The norm of the whole mean; NaN if a value of it is not finite."""
         if not np.isfinite(self.squares).all():
             return math.nan
         return math.sqrt(math.fsum(self.squares))
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return what to multiply gradients of this norm by, so that it is at most ``limit``; as torch computes it."""
+    """Return the factor that brings gradients of this norm to at most ``limit``, as torch computes it."""
     return min(1.0, limit / (norm + 1e-6))
