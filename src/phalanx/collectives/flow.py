@@ -26,8 +26,6 @@ class Outgoing:
         self.link = link
         self._waiting: deque[list[memoryview]] = deque()
         self._has_ended = False
-        self.is_blocked = False
-        """Whether the link had no room; whoever has waited for room takes that back."""
 
     @property
     def is_done(self) -> bool:
@@ -51,8 +49,6 @@ class Outgoing:
 
     def advance(self) -> bool:
         """Send what there is room for; False if there is none, or nothing to send."""
-        if self.is_blocked:
-            return False
         room = _SEND_BYTES
         if len(self._waiting) > 1:
             self._join_small()
@@ -68,7 +64,6 @@ class Outgoing:
             else:
                 parts[0] = parts[0][sent:]
             if sent < len(offered):
-                self.is_blocked = True
                 break
         return room < _SEND_BYTES
 
@@ -125,8 +120,8 @@ class Incoming:
 
     @property
     def missing(self) -> int:
-        """How many bytes of the header and of the window given last are missing."""
-        return len(self._window) + len(self._next or b"")
+        """How many bytes of the header, or of the window given last, are missing; if the header differs, none follow."""
+        return len(self._window)
 
     def _check_header(self) -> None:
         if self._header == self._expected.pack():

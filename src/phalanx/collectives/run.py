@@ -150,7 +150,7 @@ class LinkRunner:
                 self._wait(sending, [each for sink in sinks for each in sink.hungry], call)
 
     def _wait(self, sending: Sequence[Outgoing], receiving: Sequence[Incoming], call: Call) -> None:
-        """Wait until one of the messages can go on, and unblock those that can."""
+        """Wait until one of the messages can go on, and unblock those of which bytes have arrived."""
         waiting_for = tuple(each.link.peer for each in (receiving or sending))
         full, missing = [each.link for each in sending], {each.link: each.missing for each in receiving}
         with self._waiting(waiting_for, call):
@@ -161,8 +161,7 @@ class LinkRunner:
                 ready = wait_for_links(full, missing, call.deadline, self.epoch)
                 if not ready:
                     self._give_up(waiting_for, call)
-        waiting: Sequence[Outgoing | Incoming] = (*sending, *receiving)
-        for each in waiting:
+        for each in receiving:
             if each.link in ready:
                 each.is_blocked = False
 

@@ -21,6 +21,9 @@ from phalanx.wire import Tag
 _AHEAD_BYTES = 1 << 20
 """How far a peer may be ahead of what is added up, and this rank of what has left: so much is kept for each."""
 
+_PART_CHUNK = 4 * CHUNK
+"""The most elements of a chunk of an array: where links are fast, chunks that fit the cache cost more than they gain."""
+
 _LINE_BYTES = 64  # what is kept begins at the start of a cache line
 
 
@@ -76,7 +79,7 @@ def cut_chunks(blocks: Sequence[slice], owners: Sequence[int], size: int) -> lis
 
 def cut_parts(parts: Sequence[slice]) -> list[list[Chunk]]:
     """Return the chunks that each rank adds up, if its part is one slice."""
-    return [[Chunk(span) for span in slices(part, CHUNK)] for part in parts]
+    return [[Chunk(span) for span in slices(part, _PART_CHUNK)] for part in parts]
 
 
 class IncomingChunks:
