@@ -120,7 +120,7 @@ class Incoming:
 
     @property
     def missing(self) -> int:
-        """How many bytes of the header, or of the window given last, are missing; if the header differs, none follow."""
+        """How many bytes of the header, or else of the window, are missing: if the header differs, no more may come."""
         return len(self._window)
 
     def _check_header(self) -> None:

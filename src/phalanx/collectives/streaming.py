@@ -22,7 +22,7 @@ _AHEAD_BYTES = 1 << 20
 """How far a peer may be ahead of what is added up, and this rank of what has left: so much is kept for each."""
 
 _PART_CHUNK = 4 * CHUNK
-"""The most elements of a chunk of an array: where links are fast, chunks that fit the cache cost more than they gain."""
+"""The most elements of a chunk of an array: over fast links, chunks that fit the cache cost more than they gain."""
 
 _LINE_BYTES = 64  # what is kept begins at the start of a cache line
 
