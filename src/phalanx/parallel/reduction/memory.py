@@ -1,5 +1,6 @@
 """The memory of buckets: where gradients are stored, where the exchange reads them, and where their mean is."""
 
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -69,7 +70,9 @@ def allocate_buckets(
         elif is_shared and not bucket.is_sharded:
             host_mean = next(means).view(bucket.dtype.numpy)
         else:
-            host_mean = np.zeros(bucket.length, bucket.dtype.numpy)
+            # Not np.zeros: numpy asks for huge pages, and then an owned block brings its neighbours with it.
+            size_bytes = max(1, bucket.length * bucket.dtype.itemsize)
+            host_mean = np.frombuffer(mmap.mmap(-1, size_bytes), bucket.dtype.numpy, bucket.length)
         tensor_type = _TENSOR_TYPES[bucket.dtype]
         if stream is None:
             found.append(HostMemory(host_pieces, host_mean, tensor_type))
