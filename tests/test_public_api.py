@@ -15,6 +15,7 @@ PUBLIC = {
     "DeadlineExceeded",
     "EpochChanged",
     "Evicted",
+    "GradientCorrupted",
     "Group",
     "Halted",
     "JoinRefused",

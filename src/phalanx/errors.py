@@ -92,9 +92,10 @@ class Halted(PhalanxError):  # noqa: N818
 
 
 class NonFiniteGradient(Halted):
-    """A gradient is not finite. Weights are untouched: look at those samples.
+    """A gradient or a loss is not finite. Weights are untouched: look at those samples.
 
-    ``lane``, ``parameter`` and ``samples`` say where it was first seen, as far as that is known.
+    ``lane``, ``parameter`` and ``samples`` say where it was first seen, as far as that is known. ``parameter`` is None
+    if only the loss is not finite.
     """
 
     def __init__(
@@ -111,6 +112,17 @@ class NonFiniteGradient(Halted):
         self.lane = lane
         self.parameter = parameter
         self.samples = samples
+
+
+class GradientCorrupted(Halted):
+    """A gradient changed in memory while it was exchanged, or was added up wrongly. Weights are untouched.
+
+    Look at the machine of ``rank``, or at all of them if it is None. ``parameter`` is the gradient's.
+    """
+
+    def __init__(self, message: str, *, step: int = 0, rank: int | None = None, parameter: str | None = None) -> None:
+        super().__init__(message, step=step, rank=rank)
+        self.parameter = parameter
 
 
 class WeightsDiverged(Halted):

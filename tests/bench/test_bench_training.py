@@ -6,7 +6,7 @@ from phalanx.bench.text import parse_systems
 from phalanx.bench.training.driver import Training, make_config
 from phalanx.bench.training.step import StepSystem
 from phalanx.errors import ConfigError
-from phalanx.train.model import count_parameters
+from phalanx.train.shapes import count_parameters
 
 
 def test_systems_are_measured_in_the_order_in_which_they_are_named():

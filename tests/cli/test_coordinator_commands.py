@@ -85,6 +85,15 @@ class TestErrors:
     def test_a_coordinator_cannot_be_started_so(self, phalanx_command, options, words):
         assert phalanx_command("coordinator", *options) == (2, "", f"phalanx: {words}\n")
 
+    @pytest.mark.parametrize(
+        ("steps", "what", "count"), [(3, "--samples", 0), (3, "--samples", -1), (3, "--blocks", 0), (0, "--samples", 5)]
+    )
+    def test_a_gradient_server_without_anything_to_do_is_refused(self, phalanx_command, steps, what, count):
+        ended = phalanx_command("gradient-server", "--bind", HERE, "--workers", 2, "--steps", steps, what, count)
+
+        words = f"{steps} steps of {count} are nothing to do: give 1 or more of each"
+        assert ended == (2, "", f"phalanx: {words}\n")
+
     def test_a_coordinator_that_others_can_reach_needs_a_token(self, phalanx_command):
         status, out, err = phalanx_command("coordinator", "--bind", EVERYWHERE, "--workers", 2)
 
@@ -263,7 +272,7 @@ class TestStatus:
         enter(stack, coordinator, "[/red] \x1b[2J [batch, seq]")
         wait_until(coordinator, lambda status: status.epoch == 1)
 
-        assert shown(coordinator)[-1][1] == "[/red] ?[2J [batch, seq]"
+        assert shown(coordinator)[-1][1] == "[/red] \N{SYMBOL FOR ESCAPE}[2J [batch, seq]"
 
     def test_as_json_is_all_that_the_coordinator_says(self, stack, phalanx_command):
         coordinator = stack.enter_context(serve(1, 2))

@@ -103,6 +103,14 @@ class TestCommand:
         with pytest.raises(ConfigError, match=words):
             call(*arguments)
 
+    def test_a_model_that_is_larger_than_the_memory_is_refused(self, tmp_path):
+        large = ["layers=1000", "width=65536", "hidden=1048576"]
+
+        with pytest.raises(ConfigError, match=r"^the weights of this model take [\d,]+ GiB, and this machine has "):
+            call("--run-dir", tmp_path / "run", *(each for one in large for each in ("--set", f"model.{one}")))
+
+        assert not (tmp_path / "run").exists()
+
     def test_a_run_that_is_at_work_cannot_go_on_a_second_time(self, run):
         with run.hold(), pytest.raises(ConfigError, match=f"^another process is training in {run.path}: "):
             call("--resume", run.path)

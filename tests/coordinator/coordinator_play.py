@@ -63,6 +63,9 @@ class Play:
     def say(self, connection, message):
         return self._carry_out(self.membership.hear(connection, message, self.now))
 
+    def garble(self, connection, why):
+        return self._carry_out(self.membership.hear_garbage(connection, why, self.now))
+
     def hang_up(self, connection):
         return self._carry_out(self.membership.hang_up(connection, self.now))
 

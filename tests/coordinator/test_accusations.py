@@ -10,9 +10,9 @@ from phalanx.wire import Ask, Cause, Evict, Failed, Halt, Leave, Reason, Revoked
 # In a group that takes no steps
 
 
-@pytest.mark.parametrize("cause", [Cause.DISAGREED, Cause.RAISED])
-def test_what_a_rank_knows_for_certain_revokes_at_once(cause):
-    decisions = plain_group(3).say(10, Failed(1, cause, 2, "both sides' words"))
+@pytest.mark.parametrize(("cause", "speaker"), [(Cause.DISAGREED, 0), (Cause.GARBLED, 0), (Cause.RAISED, 2)])
+def test_what_a_rank_knows_for_certain_revokes_at_once(cause, speaker):
+    decisions = plain_group(3).say(10 + speaker, Failed(1, cause, 2, "both sides' words"))
 
     assert decisions == [Say((10, 11, 12), Revoked(1, cause, 2, "both sides' words"))]
 
@@ -151,16 +151,17 @@ def test_an_accusation_after_the_verdict_changes_nothing():
 def test_a_run_goes_on_without_the_culprit():
     play = run_of(3, least=2)
 
-    decisions = play.say(10, Failed(1, Cause.RAISED, 1, "rank 1 cannot go on"))
+    decisions = play.say(11, Failed(1, Cause.RAISED, 1, "rank 1 cannot go on"))
 
+    words = "rank 1 cannot go on; rank 1 is process 7 on w1"
     assert told(decisions, Evict) == {11: Evict("rank 1 cannot go on")}
-    assert told(decisions, Revoked) == dict.fromkeys((10, 12), Revoked(1, Cause.RAISED, 1, "rank 1 cannot go on"))
+    assert told(decisions, Revoked) == dict.fromkeys((10, 12), Revoked(1, Cause.RAISED, 1, words))
     assert told(decisions, Welcome).keys() == {10, 12}
 
 
 def test_the_culprit_waits_while_there_are_enough_others():
     play = run_of(4, least=2)
-    play.say(10, Failed(1, Cause.RAISED, 1, "rank 1 cannot go on"))
+    play.say(11, Failed(1, Cause.RAISED, 1, "rank 1 cannot go on"))
     play.say(20, run_hello("w1"))
 
     enough = play.hang_up(13)
@@ -172,7 +173,7 @@ def test_the_culprit_waits_while_there_are_enough_others():
 
 def test_the_culprit_is_admitted_once_a_step_has_succeeded():
     play = run_of(3, least=2)
-    play.say(10, Failed(1, Cause.RAISED, 1, "rank 1 cannot go on"))
+    play.say(11, Failed(1, Cause.RAISED, 1, "rank 1 cannot go on"))
     play.say(20, run_hello("w1"))
 
     decisions = play.finish_step(10, 12)

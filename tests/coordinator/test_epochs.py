@@ -161,7 +161,7 @@ def test_who_comes_again_replaces_itself():
 
     assert told(decisions, Evict) == {11: Evict("rank 1 came again")}
     assert Drop(11, "rank 1 came again") in decisions
-    assert told(decisions, Revoked) == {10: Revoked(1, Cause.LOST, 1, "rank 1 came again")}
+    assert told(decisions, Revoked) == {10: Revoked(1, Cause.LOST, 1, "rank 1 came again; rank 1 is process 7 on w1")}
     assert set(told(decisions, Welcome)) == {10, 20}
 
 
@@ -173,7 +173,7 @@ def test_a_loss_revokes_the_epoch_and_gives_all_lanes_to_the_others():
 
     decisions = play.hang_up(10)
 
-    words = "rank 0 went away: its connection to the coordinator closed"
+    words = "rank 0 went away: its connection to the coordinator closed; rank 0 is process 7 on w0"
     assert decisions[0] == Say((11, 12), Revoked(1, Cause.LOST, 0, words))
     assert decisions[1] == Record(Formed(2, 0, 8, ("w1", "w2")))
     welcomes = told(decisions, Welcome)
@@ -190,7 +190,8 @@ def test_the_others_go_on_without_one_who_left():
 
     assert told_first == [Say((10, 11), Left(2))]
     assert early == []
-    assert told(decisions, Revoked) == dict.fromkeys((10, 11), Revoked(1, Cause.LEFT, 2, "rank 2 left the run"))
+    words = "rank 2 left the run; rank 2 is process 7 on w2"
+    assert told(decisions, Revoked) == dict.fromkeys((10, 11), Revoked(1, Cause.LEFT, 2, words))
     assert set(told(decisions, Welcome)) == {10, 11}
 
 

@@ -5,10 +5,12 @@ from coordinator_play import ending, member, plain_hello, plain_member, run_hell
 
 from phalanx.coordinator.participant import Abandon, Apply, Begin, HangUp, Participant, Stop, Tell
 from phalanx.errors import (
+    BadFrame,
     CollectiveMismatch,
     DeadlineExceeded,
     EpochChanged,
     Evicted,
+    GradientCorrupted,
     Halted,
     JoinRefused,
     NonFiniteGradient,
@@ -77,6 +79,7 @@ def test_who_was_evicted_from_a_plain_group_is_through():
         (Cause.LOST, PeerLost),
         (Cause.LEFT, PeerLost),
         (Cause.RAISED, PeerLost),
+        (Cause.GARBLED, BadFrame),
         (Cause.STALLED, DeadlineExceeded),
         (Cause.DISAGREED, CollectiveMismatch),
     ],
@@ -215,6 +218,7 @@ def test_who_got_the_state_when_the_epoch_was_over_holds_it_all_the_same():
     [
         (Reason.NON_FINITE, NonFiniteGradient),
         (Reason.DIVERGED, WeightsDiverged),
+        (Reason.CORRUPTED, GradientCorrupted),
         (Reason.RAISED, RemoteError),
         (Reason.STUCK, Halted),
         (Reason.UNRECORDED, Halted),

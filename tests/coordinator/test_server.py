@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import os
 import re
@@ -7,12 +8,31 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
+from msgspec.structs import replace
 
 from phalanx.coordinator import Coordinator, CoordinatorClient, Terms, look
+from phalanx.coordinator.connection import Connection
 from phalanx.errors import CollectiveMismatch, ConnectError, DeadlineExceeded, JoinRefused, PeerLost
 from phalanx.transport import Credentials, Deadline, Wait
 from phalanx.transport import call as call_door
-from phalanx.wire import Cause, FrameReader, Header, Heard, Hello, Kind, Leave, Purpose, Tag, Welcome, decode, encode
+from phalanx.wire import (
+    Cause,
+    Done,
+    FrameReader,
+    Header,
+    Heard,
+    Hello,
+    Kind,
+    Leave,
+    Look,
+    Purpose,
+    Refused,
+    Tag,
+    Waiting,
+    Welcome,
+    decode,
+    encode,
+)
 
 STRANGERS = {
     "garbage": b"\x00\xff" * 100,
@@ -289,3 +309,92 @@ def test_a_coordinator_that_waits_for_its_group_to_leave_does_not_wait_for_the_n
 
         with pytest.raises(ConnectError, match="hung up before the group was complete"):
             joining.result()
+
+
+# Members that misbehave
+
+
+def read_until(connected, kind):
+    """Read messages until one of this kind has come, and return it."""
+    reader = FrameReader(1 << 24)
+    while True:
+        data = connected.recv(1 << 16)
+        assert data, "they hung up"
+        reader.feed(data)
+        for _, payload in iter(reader.next_frame, None):
+            message = decode(payload)
+            if isinstance(message, kind):
+                return message
+
+
+def test_a_member_that_floods_the_coordinator_does_not_keep_the_others_waiting(stack, coordinator):
+    flooder = prove(stack, coordinator, encode(hello(rank=2)))
+    _, epochs = join_all(stack, coordinator, ranks=[0, 1])
+    flood = encode(Waiting(1, (0,), (0.0,), "", 0, "barrier", 0.0)) * 10_000
+
+    with ThreadPoolExecutor(1) as pool:
+        flooding = pool.submit(keep_sending, flooder, flood)
+        try:
+            standings = [look(coordinator.address, Deadline.after(10), Credentials()).workers for _ in range(3)]
+            is_flooding = flooding.running()
+        finally:
+            flooder.shutdown(socket.SHUT_RDWR)
+
+    assert [len(workers) for workers in standings] == [3, 3, 3]
+    assert is_flooding
+    assert reason(epochs[0]).peer == 2  # because the test has cut its connection
+
+
+def keep_sending(connected, data):
+    """Send the data again and again, as fast as it is taken, until that fails."""
+    with contextlib.suppress(OSError):
+        while True:
+            connected.sendall(data)
+
+
+def test_a_connection_is_heard_at_most_64_messages_at_a_time(stack):
+    left, right = map(stack.enter_context, socket.socketpair())
+    connection = Connection(right, "a flooder", 1 << 20, 5.0)
+    left.sendall(encode(Leave()) * 100)
+
+    heard = []
+    while len(heard) < 2 or connection.has_more:
+        heard.append(len(connection.read_nowait()))
+
+    assert heard == [64, 36]
+
+
+def test_a_connection_that_says_nothing_after_the_handshake_is_closed(stack, coordinator, monkeypatch, caplog):
+    monkeypatch.setattr("phalanx.coordinator.server._HELLO_S", 0.05)
+
+    silent = prove(stack, coordinator)
+
+    assert silent.recv(100) == b""
+    assert "it did not say within 0.05 s what it wants" in caplog.text
+
+
+def test_a_connection_that_reads_no_answers_is_closed(stack, coordinator, monkeypatch, caplog):
+    monkeypatch.setattr("phalanx.coordinator.connection._MOST_UNSENT_BYTES", 1000)
+    monkeypatch.setattr("phalanx.coordinator.membership.GRACE_S", 0.0)  # every look gets an answer of its own
+    for rank in range(2):  # what is told about them is long
+        prove(stack, coordinator, encode(replace(hello(rank), host="x" * 4096)))
+    with caplog.at_level(logging.DEBUG, "phalanx"):
+        deaf = prove(stack, coordinator)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                deaf.sendall(encode(Look()) * 64)
+
+    assert "it does not read what it is told" in caplog.text
+
+
+def test_a_member_that_talks_nonsense_reads_why_it_was_sent_away(stack, coordinator):
+    liar = prove(stack, coordinator, encode(hello(rank=2)))
+    _, epochs = join_all(stack, coordinator, ranks=[0, 1])
+
+    liar.sendall(encode(Done(1, 2**53 - 1, 0.5, b"")))
+
+    words = "it is done with step 9007199254740991, but the run is at step 0"
+    assert words in read_until(liar, Refused).reason
+    for epoch in epochs.values():
+        assert (type(reason(epoch)), reason(epoch).peer) == (PeerLost, 2)
+        assert words in str(reason(epoch))

@@ -5,10 +5,11 @@ from coordinator_play import only, recorded, run_hello, run_of, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.coordinator.blame import Culprit
 from phalanx.coordinator.decision import Record, Say
 from phalanx.coordinator.record import Committed, Ended
 from phalanx.coordinator.steps import Steps
-from phalanx.wire import Commit, Done, Halt, Leave, Reason
+from phalanx.wire import Cause, Commit, Done, Halt, Leave, Reason
 
 NEXT = "start all workers again from the last checkpoint, with a new journal"
 
@@ -59,18 +60,17 @@ def test_ranks_that_did_not_do_the_same_halt_and_the_odd_one_is_named(digests, o
 
     words = f"rank {odd} has other weights than rank {other} at step 7 "
     words += f"(digest {digests[odd].hex()}, not {digests[other].hex()}): {NEXT}, and look at {suspects}"
-    assert outcome == Halt(7, Reason.DIVERGED, odd, words)
+    assert outcome == Culprit(Cause.DISAGREED, odd, words)
     assert (steps.step, steps.last) == (7, None)
 
 
-@pytest.mark.parametrize("wrong", [3, 5])
-def test_a_rank_at_another_step_halts_everybody(wrong):
-    steps = Steps(4, None)
+def test_digests_that_differ_only_at_their_end_are_shown_whole():
+    steps = Steps(7, None)
+    steps.hear(0, done(7, b"12345678a"), 2, now=0.0)
 
-    outcome = steps.hear(1, done(wrong), 2, now=0.0)
+    outcome = steps.hear(1, done(7, b"12345678b"), 2, now=0.0)
 
-    words = f"rank 1 is done with step {wrong}, but the run is at step 4: {NEXT}"
-    assert outcome == Halt(4, Reason.DIVERGED, 1, words)
+    assert f"(digest {b'12345678a'.hex()}, not {b'12345678b'.hex()})" in outcome.words
 
 
 @settings(deadline=None)
@@ -144,6 +144,7 @@ def test_ranks_that_differ_halt_everybody_and_nothing_is_committed():
 
     halt = only(decisions, Halt)
     assert (halt.reason, halt.rank) == (Reason.DIVERGED, 0)
+    assert halt.words.endswith("; rank 0 is process 7 on w0")
     assert recorded(decisions) == [Ended(halt.words)]
     assert told(decisions, Commit) == {}
 

@@ -272,11 +272,11 @@ def test_a_script_that_fails_on_one_worker_ends_all_places_with_its_words(stack,
     status, _, err = failing.finish()
     block = err.rpartition("\nphalanx: ")[2]
     assert status == 1
-    assert block.startswith("worker 0 failed first: it ended with exit code 1\n\nTraceback (most recent call last)")
+    assert block.startswith("rank 2 failed first: it ended with exit code 1\n\nTraceback (most recent call last)")
     assert block.endswith("ValueError: boom\n")
     status, _, err = others.finish()
     assert status == 1
-    assert err.endswith("phalanx.errors.PeerLost: rank 2 failed: ValueError: boom\n")
+    assert "\nphalanx.errors.PeerLost: rank 2 failed: ValueError: boom; rank 2 is process " in err
 
 
 def test_a_worker_with_the_wrong_token_or_none_is_told_so(stack, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import PHALANX, Watched, finish, started, write_script
+from training import wait_until, workers_of
 
 from phalanx.coordinator import Coordinator, Terms
 from phalanx.launch.env import find_launch
@@ -127,7 +128,8 @@ def test_the_first_failure_is_reported_with_its_traceback_and_status(tmp_path):
     assert block.startswith("rank 1 failed first: it ended with exit code 1\n\nTraceback (most recent call last)")
     assert block.endswith("ValueError: boom\n")
     assert "runpy" not in block
-    assert lines_of(ended.stderr, 0)[-1] == "phalanx.errors.PeerLost: rank 1 failed: ValueError: boom"
+    words = "phalanx.errors.PeerLost: rank 1 failed: ValueError: boom; rank 1 is process "
+    assert lines_of(ended.stderr, 0)[-1].startswith(words)
 
 
 def test_a_launcher_without_descriptors_says_so_in_one_line(tmp_path):
@@ -327,6 +329,19 @@ def test_nothing_is_left_after_kill_9(tmp_path, who):
     assert [file for file in shared if file.exists()] == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_benchmark_ends_what_it_has_started(number):
+    with started([*PHALANX, "bench", "commit", "--workers", "1,1", "--steps", 10, "--json"]) as bench:
+        wait_until(bench, lambda: workers_of(bench))
+        watched = Watched(workers_of(bench))
+
+        bench.send_signal(number)
+        _, err = bench.communicate()
+
+        assert (bench.returncode, err) == (128 + number, "")
+        assert watched.left_after(seconds=5) == []
+
+
 def test_alone_a_script_is_a_group_of_one(tmp_path):
     ended = finish([sys.executable, write_script(tmp_path, ADD_UP)])
 
@@ -439,4 +454,4 @@ class TestHosted:
             _, consequence = one.communicate("go\n")
 
         assert failure.endswith("ValueError: boom\n")
-        assert consequence.endswith("phalanx.errors.PeerLost: rank 0 failed: ValueError: boom\n")
+        assert "phalanx.errors.PeerLost: rank 0 failed: ValueError: boom; rank 0 is process " in consequence

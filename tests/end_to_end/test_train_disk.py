@@ -2,9 +2,21 @@
 
 import re
 import resource
+import shutil
 
 import pytest
-from training import LIMIT_S, bits_of, call, checkpoints_of, read_until, train, training, workers_of, write_config
+from training import (
+    LIMIT_S,
+    bits_of,
+    call,
+    checkpoints_of,
+    read_until,
+    train,
+    training,
+    wait_until,
+    workers_of,
+    write_config,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]  # real processes, all of them
 
@@ -78,3 +90,20 @@ def test_a_config_that_cannot_be_written_stops_a_resumption_before_anything_is_c
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"phalanx: cannot write to {run}: File too large; fix that, then try again\n"
     assert ((run / "config.toml").read_bytes(), bits_of(run), checkpoints_of(run)) == before
+
+
+def test_a_run_directory_that_is_removed_halts_all_workers_at_the_next_step(config, tmp_path):
+    run = tmp_path / "run"
+
+    with training(config, "--steps", 100_000, "--workers", 2, "--run-dir", run) as process:
+        wait_until(process, run.joinpath("steps.jsonl").exists)
+        shutil.rmtree(run)
+        _, err = process.communicate()
+
+    assert process.returncode == 1
+    assert re.search(
+        r"^\[rank 0\] phalanx\.errors\.ConfigError: cannot write step \d+ to .*: it was removed", err, re.MULTILINE
+    )
+    assert re.search(r"^\[rank 1\] phalanx\.errors\.RemoteError: rank 0 stopped at step \d+: ", err, re.MULTILINE)
+    assert err.endswith("phalanx train: the directory of the run is gone: start again\n")
+    assert not run.exists()

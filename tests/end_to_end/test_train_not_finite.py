@@ -57,6 +57,7 @@ def test_all_ranks_stop_at_the_step_with_one_message_and_the_bundle_repeats_it(p
     )
     match = re.fullmatch(pattern, *said[0])
     assert match, said[0]
+    assert f"\nphalanx: rank {RANK} failed first: " in ended.stderr
     assert ended.stderr.endswith(f"phalanx train: resume from the last checkpoint with --resume {run}\n")
     # The weights are those of the step before.
     bundle = run / "halts" / f"step-{STEP:08}"

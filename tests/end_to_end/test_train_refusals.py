@@ -1,5 +1,6 @@
 """What cannot be trained: one sentence, before anything has begun, and nothing is left behind or changed."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(made, run, 
     assert words in said
     assert said.endswith(f"; step-00000015 is complete: resume from it with --resume {run} --from-step 15")
     assert (result["steps"], bits_of(run)[:15]) == (25, bits_of(made)[:15])
+
+
+def test_a_run_that_was_killed_before_it_wrote_its_result_is_concluded(made, run):
+    expected = json.loads((run / "result.json").read_bytes())
+    (run / "result.json").unlink()
+    before = bits_of(run), checkpoints_of(run)
+
+    result = train("--resume", run)
+
+    assert (result["digest"], result["loss"]) == (expected["digest"], expected["loss"])
+    assert (bits_of(run), checkpoints_of(run)) == before
 
 
 @pytest.mark.parametrize("options", [["--help"], ["--show-config"], ["--workers", "9"]])

@@ -69,25 +69,45 @@ def test_a_run_that_is_asked_to_stop_saves_itself_and_goes_on_with_other_workers
     digest_after = go_on(run, *after)
 
     verdict = call("verify", reference, run)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (128 + number, "")
     assert out.endswith(f"\nstopped early; continue with: phalanx train --resume {run}\n")
     assert (12 <= steps < STEPS, found) == (True, [steps])
     assert (digest_after, bits_of(run)) == (digest, bits_of(reference))
     assert (verdict.returncode, verdict.stdout) == (0, f"the same for all {STEPS} steps, bit for bit\n")
 
 
-def test_a_run_that_is_stopped_while_it_starts_takes_a_step_and_saves_it(config, tmp_path):
+def test_a_worker_that_is_asked_to_stop_stops_the_run_which_is_not_complete_then(config, tmp_path):
+    with training(config, "--steps", STEPS, "--workers", 2, "--run-dir", tmp_path / "run") as process:
+        read_until(process, "step ")
+        os.kill(workers_of(process)[1], signal.SIGTERM)
+        out, err = process.communicate()
+
+    assert (process.returncode, err) == (143, "")
+    assert "\nstopped early; continue with: " in out
+
+
+def test_a_run_that_is_stopped_while_it_imports_ends_quietly_with_nothing_to_resume(config, tmp_path):
     run = tmp_path / "run"
 
-    with training(config, "--steps", STEPS, "--run-dir", run) as process:
+    with training(config, "--steps", STEPS, "--workers", 2, "--run-dir", run) as process:
         read_until(process, "run ")
         wait_until(process, lambda: "libtorch" in "".join(map(maps_of, workers_of(process))))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
 
-    assert (process.returncode, err) == (130, "")
-    assert out.endswith(f"\nstopped early; continue with: phalanx train --resume {run}\n")
-    assert 1 <= len(bits_of(run)) == checkpoints_of(run)[-1] < STEPS
+    assert (process.returncode, out) == (130, "")
+    assert err == f"phalanx train: there is no checkpoint to resume from: remove {run}, and start again\n"
+
+
+def test_a_worker_that_is_killed_while_it_imports_ends_the_run_which_names_it(config, tmp_path):
+    with training(config, "--steps", STEPS, "--workers", 2, "--run-dir", tmp_path / "run") as process:
+        read_until(process, "run ")
+        wait_until(process, lambda: "libtorch" in "".join(map(maps_of, workers_of(process))))
+        os.kill(workers_of(process)[1], signal.SIGKILL)
+        _, err = process.communicate()
+
+    assert process.returncode == 128 + signal.SIGKILL
+    assert err.startswith("\nphalanx: rank 1 failed first: it was killed by SIGKILL and wrote nothing to stderr\n")
 
 
 def test_a_worker_that_is_killed_ends_the_run_which_names_it_and_can_go_on(config, whole, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from launching import PHALANX, environ
-from training import LIMIT_S, call, checkpoints_of, train, write_config
+from training import LIMIT_S, call, checkpoints_of, read_until, train, training, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]  # real processes, all of them
 
@@ -82,6 +82,35 @@ def test_on_a_terminal_a_run_has_a_bar(config, tmp_path):
 
     assert process.returncode == 0
     assert re.search(r"step.*20/20.*loss \d\.\d{3}  [\d,]+ tokens/s", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown))
+
+
+def test_on_a_terminal_that_can_only_print_letters_a_run_prints_lines(config, tmp_path):
+    ours, theirs = pty.openpty()
+
+    with subprocess.Popen(
+        [*PHALANX, "train", str(config), "--steps", "20", "--run-dir", str(tmp_path / "run")],
+        stdout=theirs,
+        stderr=theirs,
+        env=environ(TERM="dumb", NO_COLOR="1", PYTHONIOENCODING="ascii"),
+    ) as process:
+        os.close(theirs)
+        shown = read_terminal(ours)
+        os.close(ours)
+
+    assert (process.returncode, "\x1b" in shown, shown.isascii()) == (0, False, True)
+    assert re.search(r"^step 20  loss \d\.\d{4}", shown, re.MULTILINE)
+    assert "Traceback" not in shown
+
+
+def test_a_run_whose_output_nobody_reads_gets_to_its_end(config, tmp_path):
+    run = tmp_path / "run"
+    with training(config, "--steps", 20, "--run-dir", run) as process:
+        read_until(process, "run ")
+        process.stdout.close()
+        complaints = process.stderr.read()
+
+        assert (process.wait(), complaints) == (0, "")
+    assert (run / "result.json").exists()
 
 
 def test_the_same_seed_writes_the_same_text_and_another_seed_another(run):

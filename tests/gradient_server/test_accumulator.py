@@ -202,6 +202,13 @@ def test_components_of_other_sizes_are_noticed():
         check_shapes([stated(5, sizes=(2, 3)), stated(5, sizes=(3, 2))], names(2))
 
 
+def test_a_difference_in_a_late_component_is_shown():
+    sizes = [(1,) * 20 + (2, 3), (1,) * 20 + (3, 2)]
+
+    with pytest.raises(CollectiveMismatch, match="component 20 has 3 and 2 elements: all workers must train"):
+        check_shapes([stated(25, sizes=each) for each in (sizes[0], sizes[1], sizes[0])], names(3))
+
+
 def test_nothing_is_allocated_for_gradients_that_do_not_belong_together():
     sent = [stated(2**60), stated(5), stated(5)]
 

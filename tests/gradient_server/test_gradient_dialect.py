@@ -10,6 +10,7 @@ import pytest
 
 from phalanx.errors import BadFrame, CollectiveMismatch, Halted, JoinRefused, LinkClosed, NonFiniteGradient, PeerLost
 from phalanx.gradient_server import Component, GradientServer, ModelBlock, Whole, WorkerClient
+from phalanx.gradient_server.entrenar import split_samples
 from phalanx.wire import Address
 
 F32 = np.float32
@@ -112,7 +113,7 @@ def test_the_first_conversation_of_entrenar_byte_for_byte(stack):
     for step in range(2):
         server.send_shards(step)
         shards = [each.payload() for each in workers]
-        assert shards == [struct.pack("<BQQQ", 3, step, 0, 4), struct.pack("<BQQQ", 3, step, 4, 7)]
+        assert shards == [struct.pack("<BQQQ", 3, step, 0, 3), struct.pack("<BQQQ", 3, step, 3, 7)]
         workers[1].socket.sendall(whole(step, 1, [3.0, -0.0, 5.0], 0.25, 1, 3))
         workers[0].socket.sendall(whole(step, 0, [1.0, -0.0, 0.1], 0.5, 2, 3))
         mean = server.exchange(step, Whole())
@@ -418,3 +419,28 @@ def test_our_worker_is_refused_by_a_server_that_is_full(stack):
 
     with pytest.raises(JoinRefused, match="has it all the workers that it expects"):
         WorkerClient(server.address, name="late", dialect="entrenar", timeout_s=10)
+
+
+def test_workers_with_equal_node_ids_are_told_apart_by_their_numbers(stack):
+    server = serve(stack, 2)
+
+    workers = [stack.enter_context(closing(RawWorker(server.address, "node"))).join() for _ in range(2)]
+    server.wait_for_workers(10)
+
+    assert [each.number for each in workers] == [0, 1]
+
+
+def test_a_node_id_may_be_as_long_as_a_frame(stack):
+    server = serve(stack, 1)
+
+    worker = stack.enter_context(closing(RawWorker(server.address, "n" * 1_000_000))).join()
+
+    assert (worker.number, worker.workers) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("samples", "workers", "expected"),
+    [(101, 2, [(0, 50), (50, 101)]), (7, 3, [(0, 2), (2, 4), (4, 7)]), (1, 2, [(0, 0), (0, 1)]), (4, 1, [(0, 4)])],
+)
+def test_samples_are_divided_as_entrenar_divides_them(samples, workers, expected):
+    assert [(part.start, part.stop) for part in split_samples(samples, workers)] == expected

@@ -18,7 +18,7 @@ def data(dtype, length, rank):
         return random.integers(0 if dtype is DType.U8 else -5, 5, length).astype(dtype.numpy)
     values = random.uniform(0.5, 1.5, length) * random.choice([-1.0, 1.0], length)
     if dtype is DType.BF16:
-        bits = np.empty(length, np.uint16)
+        bits = np.empty(length, dtype.numpy)
         round_to_bf16(values.astype(np.float32), bits)
         return bits
     return values.astype(dtype.numpy)

@@ -7,6 +7,7 @@ from phalanx.errors import ConfigError
 from phalanx.testing import World
 
 F32 = np.float32
+U16 = np.ones(4, np.uint16)
 
 
 def read_only(array):
@@ -31,6 +32,27 @@ BAD = {
     "objects": (lambda g: g.all_reduce(np.array([{}, []], dtype=object)), "cannot be exchanged"),
     "text": (lambda g: g.all_gather(np.array(["a"])), "cannot be exchanged"),
     "complex": (lambda g: g.all_reduce(np.ones(3, np.complex64)), "cannot be exchanged"),
+    **{
+        f"{name} of uint16": (call, "could be integers or bf16")
+        for name, call in {
+            "all_reduce": lambda g: g.all_reduce(U16),
+            "all_reduce into": lambda g: g.all_reduce(np.ones(4), out=U16),
+            "reduce": lambda g: g.reduce(U16),
+            "reduce_scatter": lambda g: g.reduce_scatter(U16),
+            "all_gather": lambda g: g.all_gather(U16),
+            "all_gather_unequal": lambda g: g.all_gather_unequal(U16),
+            "broadcast": lambda g: g.broadcast(U16),
+            "broadcast_blocks": lambda g: g.broadcast_blocks(U16, blocks=[slice(0, 4)], owners=[0]),
+            "gather": lambda g: g.gather(U16),
+            "scatter": lambda g: g.scatter(None, U16, 1 - g.rank),
+            "all_to_all": lambda g: g.all_to_all(U16),
+            "send": lambda g: g.send(U16, 1 - g.rank),
+            "recv": lambda g: g.recv(U16, 1 - g.rank),
+            "fold_lanes": lambda g: g.fold_lanes(U16.reshape(1, 4), U16, lanes=2),
+            "scatter_lanes": lambda g: g.scatter_lanes(U16.reshape(1, 4), U16, lanes=2, blocks=[], owners=[]),
+            "allocate": lambda g: g.allocate(4, np.uint16),
+        }.items()
+    },
     "a list": (lambda g: g.all_reduce([1.0, 2.0]), "np.asarray"),
     "non-contiguous": (lambda g: g.all_reduce(np.ones((4, 4))[:, 0]), "np.ascontiguousarray"),
     "other byte order": (lambda g: g.all_reduce(np.ones(3, ">f4")), "byte order"),

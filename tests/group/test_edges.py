@@ -36,12 +36,9 @@ class HeldBack:
     def __init__(self, link):
         self._link = link
         self._until = None
-        self.peer, self.receive_nowait, self.fileno, self.close = (
-            link.peer,
-            link.receive_nowait,
-            link.fileno,
-            link.close,
-        )
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
 
     def send_nowait(self, data):
         now = time.monotonic()

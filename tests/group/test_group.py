@@ -2,6 +2,9 @@
 
 import resource
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -75,6 +78,34 @@ def test_threads_may_call_while_others_wait():
         return [pending.wait() for pending in results.values()]
 
     assert World(2, "tcp").run(on_rank)[1] == list(range(8))
+
+
+class LateCounter(Counter):
+    """A counter that makes threads that count at the same time wait for each other, if nothing keeps them apart."""
+
+    def __init__(self, threads):
+        super().__init__()
+        self._together = threading.Barrier(threads)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        with suppress(threading.BrokenBarrierError):
+            self._together.wait(0.05)
+
+
+@each_world
+def test_threads_that_make_subgroups_at_the_same_time_do_not_wait_for_each_other(over):
+    def on_rank(group):
+        group._times_asked = LateCounter(2)
+
+        def use_subgroup(_):
+            with group.subgroup([0, 1]) as pair:
+                return float(pair.all_reduce(np.ones(1))[0])
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(use_subgroup, range(2)))
+
+    assert World(2, over, timeout_s=5).run(on_rank) == [[2.0, 2.0]] * 2
 
 
 @each_world

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
 from phalanx.group import Over
-from phalanx.launch.env import Launch, find_launch, find_times, first_host, worker_environ
+from phalanx.launch.env import Launch, find_launch, find_times, first_host, wants_colour, worker_environ
 from phalanx.wire import Address
 
 PHALANX = {
@@ -261,3 +261,19 @@ def test_the_user_decides_about_threads(monkeypatch):
     launch = Launch(rank=0, size=1, job="j", coordinator=(Address(host="::1", port=4000),))
 
     assert worker_environ(launch, threads=2)["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "term", "no_color", "expected"),
+    [
+        (True, "xterm", "", True),
+        (False, "xterm", "", False),
+        (True, "dumb", "", False),
+        (True, "xterm", "1", False),
+    ],
+)
+def test_only_terminals_that_may_have_colours_get_them(monkeypatch, is_terminal, term, no_color, expected):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("NO_COLOR", no_color)
+
+    assert wants_colour(is_terminal=is_terminal) is expected

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.launch.output import Lines, Tail, prefix, write_lines
+from phalanx.launch.verdict import Name
 
 
 @settings(deadline=None)
@@ -43,11 +44,11 @@ def test_a_tail_keeps_the_end_and_marks_what_is_no_text():
     ("rank", "size", "words"), [(2, 4, b"[rank 2] "), (2, 11, b"[rank  2] "), (10, 11, b"[rank 10] ")]
 )
 def test_prefixes_of_all_ranks_are_equally_wide(rank, size, words):
-    assert prefix("rank", rank, size, is_coloured=False) == words
+    assert prefix(Name("rank", rank), size, is_coloured=False) == words
 
 
 def test_colour_surrounds_the_prefix_only():
-    assert prefix("rank", 0, 2, is_coloured=True) == b"\x1b[36m[rank 0]\x1b[0m "
+    assert prefix(Name("rank", 0), 2, is_coloured=True) == b"\x1b[36m[rank 0]\x1b[0m "
 
 
 def test_every_line_gets_the_prefix_and_an_end():

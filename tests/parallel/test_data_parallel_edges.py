@@ -1,6 +1,7 @@
 """What else a model may have, and what else may happen: DataParallel does what is expected, or says what is wrong."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -94,6 +95,77 @@ def test_what_cannot_be_is_refused(net, options, words):
             DataParallel(net, group, **options)
 
     make_world(2).run(work)
+
+
+def test_a_norm_over_ranks_that_torch_does_not_know_is_refused():
+    def work(group):
+        synced = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm1d(6)))
+        if group.size == 1:
+            return DataParallel(synced, group)(INPUTS).shape == INPUTS.shape
+        with pytest.raises(ConfigError, match="0 is a SyncBatchNorm"):
+            DataParallel(synced, group)
+        return True
+
+    assert make_world(2).run(work) == [True, True]
+    assert make_world(1).run(work) == [True]
+
+
+def sampled_inputs(group, *, knows_ranks):
+    """The inputs of this rank's first step, as a DataLoader gives them."""
+    data = torch.utils.data.TensorDataset(INPUTS)
+    sampler = torch.utils.data.DistributedSampler(data, group.size, group.rank) if knows_ranks else None
+    return next(iter(torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)))[0]
+
+
+@pytest.mark.parametrize("as_name", [False, True])
+@pytest.mark.parametrize("knows_ranks", [False, True])
+def test_the_same_samples_on_all_ranks_are_warned_of_once(knows_ranks, as_name):
+    def work(group):
+        model = DataParallel(make_net(), group)
+        inputs = sampled_inputs(group, knows_ranks=knows_ranks)
+        for _ in range(2):
+            (model(inputs=inputs) if as_name else model(inputs)).sum().backward()
+            model.zero_grad()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_world(3).run(work)
+
+    words = [str(each.message) for each in caught]
+    assert len(words) == (0 if knows_ranks else 1)
+    assert all("all 3 ranks began with the same inputs" in each for each in words)
+
+
+def test_inputs_that_are_only_evaluated_or_have_no_plain_bits_are_not_compared():
+    class Sparse(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs.to_dense().real)
+
+    def work(group):
+        model = DataParallel(Sparse(6, 1), group)
+        with torch.no_grad():
+            model(INPUTS)
+        model.eval()(INPUTS)
+        model.train()(INPUTS.to_sparse()).sum().backward()
+        model.zero_grad()
+        model(INPUTS.to(torch.complex64)).sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_world(2).run(work)
+
+
+def test_a_rank_that_only_follows_the_others_has_no_inputs_to_compare():
+    def work(group):
+        model = DataParallel(make_net(), group)
+        with model.join():
+            for _ in range(0 if group.rank == 1 else 2):
+                model(INPUTS[:4]).sum().backward()
+                model.zero_grad()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_world(3).run(work)
 
 
 def test_names_are_those_of_the_module():

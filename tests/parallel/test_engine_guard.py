@@ -10,14 +10,15 @@ from spread import DEVICE, of_all, spread
 from phalanx.errors import ConfigError, NonFiniteGradient, RemoteError, WeightsDiverged
 from phalanx.group import alone
 from phalanx.parallel import Engine, digest_weights
-from phalanx.parallel.engine.digest import DIGEST_STEPS
 
 LANES = 8
 
 
 def make_engine(group, loss, **options):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)).to(DEVICE)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+    model.add_module("frozen", torch.nn.Linear(1, 1).requires_grad_(requires_grad=False))
+    model.to(DEVICE)
     return Engine(
         model, loss, lambda leaves: torch.optim.AdamW([leaf.block for leaf in leaves], lr=0.01), group, **options
     )
@@ -101,24 +102,86 @@ def test_a_sum_that_overflows_is_told_from_a_lane_that_does():
     assert spread(2, work) == [["2.bias", None]] * 2
 
 
-@pytest.mark.parametrize(("size", "odd"), [(4, 2), (3, 0)])
-def test_one_bit_of_one_weight_on_one_rank_is_found_within_a_turn(size, odd):
+@pytest.mark.parametrize("is_always", [True, False])
+def test_a_loss_that_is_not_finite_is_told_from_a_gradient(is_always):
+    def work(group):
+        calls = []
+
+        def odd(model, batch):
+            is_odd = torch.equal(batch, *batches_of(0)(5)) and (is_always or not calls)
+            calls.extend([batch] * is_odd)
+            return square(model, batch) + (torch.nan if is_odd else 0)
+
+        engine = make_engine(group, odd)
+        with pytest.raises(NonFiniteGradient) as caught:
+            engine.step(batches_of(0))
+        return str(caught.value), caught.value.parameter, caught.value.lane
+
+    traced = "the loss is not finite at step 0: rank 1 computed it in lane 5"
+    untraced = (
+        "the loss is not finite at step 0 but is when it is computed again: suspect the machine, or a random loss"
+    )
+    words, lane = (traced, 5) if is_always else (untraced, None)
+    assert spread(2, work) == [[f"{words}; weights are those before this step", None, lane]] * 2
+
+
+def flip_bit(tensor):
+    tensor.detach().view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
+
+
+@pytest.mark.parametrize(
+    ("size", "odd", "name"),
+    [(4, 2, "2.weight"), (3, 0, "1.running_var"), (3, 1, "frozen.weight"), (3, 2, "0.bias")],
+)
+def test_one_bit_of_one_rank_is_found_by_the_next_step(size, odd, name):
     def work(group):
         engine = make_engine(group, square)
         for step in range(3):
             engine.step(batches_of(step))
         if group.rank == odd:
-            bits = engine.model[2].weight.data.view(torch.int32)
-            bits[0, 3] ^= 1 << 22  # the lowest bits may be rounded away by the next update
+            flip_bit(engine.model.state_dict()[name])
+        before = digest_of(engine)
         with pytest.raises(WeightsDiverged) as caught:
-            [engine.step(batches_of(step)) for step in range(3, 3 + DIGEST_STEPS)]
+            engine.step(batches_of(3))
+        assert digest_of(engine) == before
         return caught.value.rank, caught.value.parameter, str(caught.value)
 
-    results = spread(size, work)
+    rank, parameter, words = of_all(spread(size, work))
 
-    rank, parameter, words = of_all(results)
-    assert (rank, parameter) == (odd, "2.weight")
+    assert (rank, parameter) == (odd, name)
     assert f"rank {odd} has other weights than rank" in words
+
+
+@pytest.mark.parametrize(("key", "zero"), [("exp_avg", False), ("step", False), ("exp_avg_sq", True)])
+def test_a_comparison_finds_what_steps_do_not_look_at(key, zero):
+    """With ZeRO, a rank has nobody to compare its optimizer state with."""
+
+    def work(group):
+        engine = make_engine(group, square, zero=zero)
+        engine.step(batches_of(0))
+        before = engine.compare()
+        if group.rank == 1:
+            kept = [state for state in engine.optimizer.state.values() if state]
+            flip_bit(kept[0][key])
+        if zero:
+            return engine.compare() != before
+        with pytest.raises(WeightsDiverged, match=r"rank 1 .* in the optimizer state of "):
+            engine.compare()
+        return True
+
+    assert spread(3, work) == [True] * 3
+
+
+def test_the_digest_of_all_state_is_the_same_for_any_number_of_workers():
+    def work(group, *, zero):
+        engine = make_engine(group, square, zero=zero)
+        engine.step(batches_of(0))
+        return engine.compare().hex()
+
+    alone_digest = of_all(spread(1, lambda group: work(group, zero=False)))
+
+    assert of_all(spread(3, lambda group: work(group, zero=False))) == alone_digest
+    assert of_all(spread(3, lambda group: work(group, zero=True))) == alone_digest
 
 
 @pytest.mark.parametrize("act", ["step", "evaluate"])
@@ -170,6 +233,34 @@ def test_a_model_without_parameters_or_of_another_type_is_refused():
             Engine(torch.nn.ReLU(), square, lambda _: None, group)
         with pytest.raises(ConfigError, match=r"weight is .*bfloat16"):
             Engine(torch.nn.Linear(2, 2).bfloat16(), square, lambda _: None, group)
+
+
+def test_a_norm_over_lanes_is_refused():
+    synced = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.SyncBatchNorm(1))
+
+    with alone(lanes=2) as group, pytest.raises(ConfigError, match="1 is a SyncBatchNorm"):
+        Engine(synced, square, lambda leaves: torch.optim.SGD([leaf.block for leaf in leaves], lr=1.0), group)
+
+
+@pytest.mark.parametrize(
+    ("choose", "words"),
+    [
+        (lambda model, _: list(model.parameters()), "bias is not in it"),
+        (lambda _, blocks: blocks[:-1], "weight is not in it"),
+        (lambda _, blocks: [blocks[0], *blocks], "bias is in it 2 times"),
+        (lambda model, blocks: [*blocks, *model.parameters()], "2 of its parameters are none of the leaves"),
+    ],
+    ids=["parameters", "one too few", "one twice", "parameters too"],
+)
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_an_optimizer_that_does_not_take_every_leaf_once_is_refused(choose, words):
+    model = torch.nn.Linear(6, 1)
+
+    def make_optimizer(leaves):
+        return torch.optim.SGD(choose(model, [leaf.block for leaf in leaves]), lr=1.0)
+
+    with alone(lanes=2) as group, pytest.raises(ConfigError, match=words):
+        Engine(model, square, make_optimizer, group)
 
 
 def test_an_optimizer_that_is_not_element_wise_has_no_state_to_keep():

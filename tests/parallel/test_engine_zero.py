@@ -7,6 +7,7 @@ from spread import of_all, spread
 
 from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.parallel import StarExchange
+from phalanx.train.checkpoint import Checkpoint, load, save_together
 
 
 class Wide(Toy):
@@ -74,20 +75,18 @@ def test_a_rank_that_owns_nothing_takes_part():
     assert len({digest for _, digest in results}) == 1
 
 
-@pytest.mark.parametrize(
-    "sizes", [(3, 2), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((4, 1), (1, 3)))]
-)
-def test_a_run_goes_on_with_another_number_of_workers(sizes, tmp_path):
+@pytest.mark.parametrize("sizes", [(1, 3), (4, 2), pytest.param((3, 3), marks=pytest.mark.slow)])
+def test_a_run_that_all_ranks_save_together_goes_on_with_any_number_of_workers(sizes, tmp_path):
     def first(group):
         engine = make_engine(group, clip=0.5, model=Wide, zero=True)
         train(engine, 4)
-        torch.save(engine.state(), tmp_path / str(group.rank))
+        state = engine.state()
+        save_together(tmp_path, Checkpoint(4, {"model": state["model"]}, {}), state["optimizer"], group)
 
     def second(group):
         engine = make_engine(group, clip=0.5, model=Wide, zero=True, seed=99)
-        states = [torch.load(tmp_path / str(rank)) for rank in range(sizes[0])]
-        labelled = {label: each for state in states for label, each in state["optimizer"].items()}
-        engine.load_state({"model": states[0]["model"], "optimizer": labelled}, 4)
+        found = load(tmp_path / "step-00000004")
+        engine.load_state(found.files, found.step)
         train(engine, 4)
         return digest_of(engine)
 
@@ -99,6 +98,32 @@ def test_a_run_goes_on_with_another_number_of_workers(sizes, tmp_path):
     spread(sizes[0], first)
 
     assert of_all(spread(sizes[1], second)) == of_all(spread(1, straight))
+
+
+def test_a_shard_is_loaded_by_its_own_rank_and_refused_by_all_others(tmp_path):
+    def save(group):
+        engine = make_engine(group, model=Wide, zero=True)
+        train(engine, 2)
+        torch.save(engine.state(), tmp_path / str(group.rank))
+        train(engine, 2)
+        return digest_of(engine)
+
+    def resume(group):
+        engine = make_engine(group, model=Wide, zero=True, seed=99)
+        before = digest_of(engine)
+        for rank in set(range(3)) - ({group.rank} if group.size == 3 else set()):
+            with pytest.raises(ConfigError, match=rf"shard of rank {rank} of 3, and this is rank {group.rank} of "):
+                engine.load_state(torch.load(tmp_path / str(rank)), 2)
+        assert digest_of(engine) == before
+        if group.size == 3:
+            engine.load_state(torch.load(tmp_path / str(group.rank)), 2)
+            train(engine, 2)
+        return digest_of(engine)
+
+    after = of_all(spread(3, save))
+
+    assert of_all(spread(3, resume)) == after
+    assert of_all(spread(2, resume)) == of_all(spread(1, resume))
 
 
 def test_a_shard_that_is_missing_is_named_and_nothing_is_changed():

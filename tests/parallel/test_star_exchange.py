@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from phalanx.coordinator import Coordinator, Terms
-from phalanx.errors import NonFiniteGradient, PhalanxError, WeightsDiverged
+from phalanx.errors import EpochChanged, NonFiniteGradient, PhalanxError, WeightsDiverged
 from phalanx.gradient_server import Component, GradientServer, ModelBlock, WorkerClient
 from phalanx.group import Join, alone, enlist
 from phalanx.parallel import Engine, StarExchange, digest_weights
-from phalanx.parallel.engine.digest import DIGEST_STEPS
+from phalanx.transport import Credentials, Deadline, call
+from phalanx.wire import Hello, Purpose, encode
 
 LANES = 8
 BUCKETS = [["2.weight", "2.bias"], ["1.weight", "1.bias"], ["0.weight", "0.bias"]]
@@ -96,8 +97,25 @@ def test_other_weights_are_found_through_the_star():
     def work(engine, rank):
         if rank == 2:
             engine.model[0].weight.data[1, 1] += 1
-        return [engine.step(batches_of(step)) for step in range(DIGEST_STEPS)]
+        return [engine.step(batches_of(step)) for step in range(2)]
 
     errors = run(3, work)
 
     assert [(type(error), error.rank, error.parameter) for error in errors] == [(WeightsDiverged, 2, "0.weight")] * 3
+
+
+def test_a_stopped_worker_is_found_through_the_star():
+    terms = Terms(minimum=2, maximum=2, patience_s=0.5, stall_s=0.5)
+    hello = Hello("elsewhere", (), 4711, 1, 2, "", name="anvil:4711:0", lanes=LANES)
+    with contextlib.ExitStack() as stack:
+        coordinator = stack.enter_context(Coordinator(terms=terms))
+        server = stack.enter_context(GradientServer(workers=2, lanes=LANES))
+        client = stack.enter_context(WorkerClient(server.address, lanes=LANES))
+        stack.enter_context(WorkerClient(server.address, lanes=LANES))  # like the next, of a worker that is stopped
+        stopped = call([coordinator.address], Deadline.after(10), Credentials(), Purpose.COORDINATOR, whom="it")
+        stack.enter_context(stopped).sendall(encode(hello))
+        member = stack.enter_context(enlist(Join(coordinator=(coordinator.address,), rank=0, size=2, lanes=LANES)))
+        engine = stack.enter_context(contextlib.closing(make_engine(StarExchange(member, client, PARTS))))
+
+        with pytest.raises(EpochChanged, match=r"rank 0 has waited .* for rank 1, .*; rank 1 is process 4711 on anvil"):
+            engine.step(batches_of(0))

@@ -32,17 +32,20 @@ def test_the_first_difference_is_found_to_the_last_bit():
     [
         ({"norm": 1.5}, "norm 1.2500 (bits 3ff4000000000000) and 1.5000 (bits 3ff8000000000000)"),
         ({"digest": "d2"}, "digest d1 and d2"),
+        ({"state_digest": "s2"}, "digest of all state after the step s1 and s2"),
         ({"loss": -0.0}, "loss 0.0000 (bits 0000000000000000) and -0.0000 (bits 8000000000000000)"),
     ],
 )
 def test_every_figure_that_must_agree_is_compared(other, words):
-    comparison = compare([make_step(1, 0.0)], [make_step(1, **({"loss": 0.0} | other))])
+    same = {"loss": 0.0, "state_digest": "s1"}
+
+    comparison = compare([make_step(1, **same)], [make_step(1, **(same | other))])
 
     assert str(comparison) == f"step 1 differs: {words}. 0 steps before it are the same."
 
 
 def test_what_a_run_may_do_otherwise_is_not_compared():
-    other = make_steps(3, workers=8, seconds=9.0, compute_s=1.0, exchange_s=2.0, wait_s=3.0)
+    other = make_steps(3, state_digest="s1", workers=8, seconds=9.0, compute_s=1.0, exchange_s=2.0, wait_s=3.0)
 
     assert compare(make_steps(3), other).is_same
 

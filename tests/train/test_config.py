@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.train.config import Config, DataConfig, Device, ModelConfig, RunConfig, TrainConfig, Transport
 from phalanx.train.config_text import describe_keys, explain_config, format_config, parse_config
 
-paths = st.none() | st.text(min_size=1)
+paths = st.none() | st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=4096)
 configs = st.builds(
     Config,
     model=st.builds(
@@ -18,7 +18,7 @@ configs = st.builds(
         dropout=st.floats(0, 1, exclude_max=True),
         rope_base=st.floats(1, 1e9),
     ),
-    data=st.builds(DataConfig, path=paths, held_out=st.floats(0, 0.5, exclude_min=True), context=st.integers(1)),
+    data=st.builds(DataConfig, path=paths, held_out=st.floats(0, 0.5, exclude_min=True), context=st.integers(1, 2**20)),
     train=st.builds(TrainConfig, seed=st.integers(0, 2**63 - 1), lr=st.floats(0.01, 1), min_lr=st.floats(0, 0.01)),
     run=st.builds(RunConfig, directory=paths, transport=st.sampled_from(Transport), device=st.sampled_from(Device)),
 )
@@ -90,6 +90,11 @@ def test_what_no_config_has_is_refused_with_what_was_perhaps_meant(text, words):
         ("run.device=gpu", r"run\.device must be one of auto, cpu, cuda, not 'gpu'"),
         ("train.lr", r"write section\.key=value"),
         ("lr=3", r"has no lr: did you mean train\.lr\?"),
+        ("model=5", r"^model is a section, not a key: write model\.key=value; --show-config lists the keys$"),
+        (
+            "train.lr=1\ntrain.steps=2",
+            r"^'train\.lr=1\\ntrain\.steps=2' sets nothing: write section\.key=value in one line",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused_in_words(setting, words):
@@ -139,11 +144,40 @@ def test_what_must_be_positive_cannot_be_zero(key):
         ("run.workers=9", "raise train.lanes or lower run.workers"),
         ("data.path=''", "data.path is empty"),
         ("run.directory=''", "run.directory is empty"),
+        ('data.path="a\\u0000b"', r"data\.path 'a\\x00b' has a control character"),
+        ("model.layers=9223372036854775807", "model.layers must be at most 1000"),
+        ("model.width=1000000000", "model.width must be at most 65536"),
+        ("train.seed=" + "9" * 5000, "train.seed must be a whole number, not '9999"),
+        ("train.seed=0x" + "f" * 5000, "train.seed must be a number that fits into 64 bits"),
+        ("data.path=" + "[" * 5000 + "]" * 5000, r"data\.path '?\[\[|data.path has 10,000 letters"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_change(setting, words):
     with pytest.raises(ConfigError, match=words):
         parse_config("", [setting])
+
+
+@pytest.mark.parametrize(("settings", "warmup"), [([], 20), (["train.steps=3"], 3), (["train.steps=21"], 20)])
+def test_the_default_warm_up_is_never_longer_than_the_run(settings, warmup):
+    assert parse_config("", settings).train.warmup == warmup
+
+
+def test_a_step_of_too_many_tokens_is_refused():
+    with pytest.raises(ConfigError, match="has 4,294,967,296 tokens, and at most 2,147,483,648 are possible"):
+        parse_config("", ["train.batch=65536", "data.context=65536"])
+
+
+@settings(deadline=None)
+@given(st.text() | st.text("[]{}=\"'\n.#0123456789 abcdefmodltrain_", max_size=60))
+def test_any_text_is_a_config_or_refused_in_one_line(text):
+    try:
+        parse_config(text)
+    except ConfigError as error:
+        words = str(error)
+    else:
+        words = "a config"
+
+    assert words.isprintable()
 
 
 def test_what_cannot_be_cannot_be_built_by_hand_either():
@@ -178,3 +212,9 @@ def test_an_explained_config_is_the_same_config():
     assert parse_config(text) == config
     assert "# Learning rate after the warm-up.\nlr = 0.002" in text
     assert "# path =" in text
+
+
+@pytest.mark.parametrize("key", ["zero", "paranoid"])
+def test_what_needs_workers_that_reach_each_other_is_refused_with_a_gradient_server(key):
+    with pytest.raises(ConfigError, match=f"pass --no-{key}, or another --transport"):
+        parse_config("", [f"run.{key}=true", "run.transport=star"])

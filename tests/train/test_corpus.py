@@ -1,10 +1,12 @@
 import math
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forking import fork, wait
 from phalanx.errors import ConfigError
 from phalanx.train.config import DataConfig
 from phalanx.train.data import Sequences, open_corpus
@@ -167,3 +169,21 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match=r"cannot read .*: .*; fix that or change data\.path"):
         open_small(str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_read_is_refused_by_name():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        write_text(folder / "a.txt", "a text that can be read")
+        write_text(folder / "locked" / "b.txt", "and one that cannot")
+        (folder / "locked").chmod(0)
+
+        def read():
+            if os.geteuid() == 0:
+                os.seteuid(65534)  # root can read everything
+            with pytest.raises(ConfigError, match=rf"^cannot read {folder}/locked: Permission denied; fix that or"):
+                open_small(name)
+
+        assert wait(fork(read)) == 0
+        (folder / "locked").chmod(0o755)

@@ -1,17 +1,22 @@
+import json
 import math
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from run_records import make_step
-from tiny import make_config, training
+from tiny import CPU, make_config, training
 
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, WeightsDiverged
 from phalanx.parallel import digest_weights
-from phalanx.train.checkpoint import load
+from phalanx.testing import World
+from phalanx.train.checkpoint import Best
 from phalanx.train.data import open_corpus
-from phalanx.train.keeper import Best, Keeper, Result
+from phalanx.train.keeper import Keeper
 from phalanx.train.log import read_steps
+from phalanx.train.loop import Trainer
+from phalanx.train.record import Result
 from phalanx.train.rundir import RunDir
 
 
@@ -26,7 +31,12 @@ def keep(run, config, records, *, is_stopped=False, best=None):
     with training(config) as trainer, Keeper(run, config, corpus, trainer.exchange, best) as keeper:
         for record in records:
             keeper.keep(record, trainer.engine, is_last=is_stopped and record is records[-1])
+            trainer.engine.step_number = record.step + 1
     return keeper, trainer.engine
+
+
+def facts_of(run, step):
+    return json.loads((run.checkpoints / f"step-{step:08}" / "facts.json").read_bytes())
 
 
 def kept(run):
@@ -38,7 +48,9 @@ def test_every_step_is_logged_and_checkpoints_come_on_schedule(run, tmp_path):
 
     keep(run, make_config(tmp_path, "run.keep=9"), records)
 
-    assert read_steps(run.steps) == records
+    found = read_steps(run.steps)
+    assert [msgspec.structs.replace(record, state_digest=None) for record in found] == records
+    assert [record.step for record in found if record.state_digest] == [1, 3]
     assert kept(run) == [2, 4]
 
 
@@ -58,19 +70,49 @@ def test_the_best_checkpoint_outlives_later_ones(run, tmp_path):
     keep(run, make_config(tmp_path), records)
 
     assert kept(run) == [4, 8]
-    assert load(run.checkpoints / "step-00000008").facts["best"] == {"step": 4, "eval_loss": 2.0}
+    assert facts_of(run, 8)["best"] == {"step": 4, "eval_loss": 2.0}
 
 
 def test_a_run_that_goes_on_knows_its_best(run, tmp_path):
     keep(run, make_config(tmp_path), [make_step(0), make_step(1, eval_loss=3.0)], best=Best(1, 2.0))
 
-    assert load(run.checkpoints / "step-00000002").facts["best"] == {"step": 1, "eval_loss": 2.0}
+    assert facts_of(run, 2)["best"] == {"step": 1, "eval_loss": 2.0}
 
 
 def test_an_evaluation_that_is_not_finite_is_no_best(run, tmp_path):
     keep(run, make_config(tmp_path), [make_step(0), make_step(1, eval_loss=math.nan)])
 
-    assert load(run.checkpoints / "step-00000002").facts["best"] is None
+    assert facts_of(run, 2)["best"] is None
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_what_differs_between_ranks_gets_into_no_checkpoint(run, tmp_path, odd, what):
+    config = make_config(tmp_path)
+
+    class Disturbed(Keeper):
+        def keep(self, record, engine, *, is_last):
+            if (record.step, self._exchange.rank) == (3, odd):  # the second checkpoint is due
+                state = [leaf.block for leaf in engine._leaves.own]
+                if what == "optimizer":
+                    state = [engine.optimizer.state[state[0]]["exp_avg"]]
+                state[0].detach().view(torch.int32)[5] ^= 1
+            return super().keep(record, engine, is_last=is_last)
+
+    def work(group):
+        corpus = open_corpus(config.data)
+        trainer = Trainer(config, corpus, group, CPU)
+        with Disturbed(run, config, corpus, group) as keeper, pytest.raises(WeightsDiverged) as caught:
+            trainer.run(keeper)
+        return str(caught.value)
+
+    words = World(3, "arena", lanes=4, processes=True).run(work)
+
+    assert kept(run) == [2]
+    assert [record.step for record in read_steps(run.steps)] == [0, 1, 2]
+    assert words == [words[0]] * 3
+    assert f"rank {odd} has other weights" in words[0]
+    assert words[0].endswith("; the last checkpoint from before it is that of step 2")
 
 
 class TestConclusion:
@@ -96,7 +138,7 @@ class TestConclusion:
         keeper.conclude(engine)
 
         assert not run.sample.exists()
-        assert load(run.checkpoints / "step-00000002").facts["is_bytes"] is False
+        assert facts_of(run, 2)["is_bytes"] is False
 
     @pytest.mark.parametrize("name", ["result", "sample"])
     def test_what_cannot_be_written_is_a_sentence(self, run, tmp_path, name):

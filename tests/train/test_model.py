@@ -6,7 +6,8 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 
 from phalanx.errors import ConfigError
 from phalanx.train.config import ModelConfig
-from phalanx.train.model import Attention, Transformer, _angles, _rotate, count_parameters, generate, loss
+from phalanx.train.model import Attention, Transformer, _angles, _rotate, generate, loss
+from phalanx.train.shapes import count_parameters, list_shapes
 
 SMALL = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, hidden=48)
 NINE = [
@@ -46,6 +47,7 @@ def test_parameters_are_counted_without_building_the_model(config):
     model = build(config, vocabulary=100)
 
     assert count_parameters(config, 100) == sum(parameter.numel() for parameter in model.parameters())
+    assert list_shapes(config, 100) == {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 
 @pytest.mark.parametrize(

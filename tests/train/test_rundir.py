@@ -41,6 +41,26 @@ def test_an_empty_directory_can_be_used(tmp_path):
     assert RunDir.create(tmp_path, "", WHERE).config.exists()
 
 
+def test_of_those_who_make_a_run_in_one_directory_at_the_same_time_one_succeeds(tmp_path):
+    path = tmp_path / "run"
+
+    def be_overtaken():
+        is_overtaken = False
+
+        def overtake(event, arguments):
+            nonlocal is_overtaken
+            if event == "open" and str(arguments[0]).startswith(str(path)) and not is_overtaken:
+                is_overtaken = True
+                RunDir.create(path, "the other's", WHERE)
+
+        sys.addaudithook(overtake)  # another process makes its run just before this one writes its first file
+        with pytest.raises(ConfigError, match=r"/run is not empty: name another directory, or continue the run in it"):
+            RunDir.create(path, "ours", WHERE)
+
+    assert wait(fork(be_overtaken)) == 0
+    assert RunDir.open(path).config.read_text(encoding="utf-8") == "the other's"
+
+
 def test_a_directory_with_something_in_it_is_left_alone_and_resuming_is_offered(tmp_path):
     (tmp_path / "notes.txt").write_text("buy milk")
 
@@ -96,6 +116,13 @@ def test_what_is_no_run_is_not_opened(tmp_path, name):
 
     words = f"there is no run in {tmp_path / name}: name a directory that phalanx train has made"
     assert str(caught.value) == words
+
+
+def test_a_run_that_cannot_be_read_is_not_called_missing(tmp_path):
+    (tmp_path / "config.toml").symlink_to("config.toml")
+
+    with pytest.raises(ConfigError, match=r"^cannot read .*config.toml: Too many levels of symbolic links; fix that"):
+        RunDir.open(tmp_path)
 
 
 def test_everything_that_a_run_leaves_lies_in_its_directory(tmp_path):

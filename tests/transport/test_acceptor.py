@@ -173,7 +173,7 @@ def test_who_hangs_up_is_logged(stack, log, data):
 
 @pytest.mark.parametrize("data", [b"", b"PHLX", Handshake.client(Purpose.COORDINATOR, TOKEN, NONCE).begin()])
 def test_who_falls_silent_is_sent_away(stack, log, monkeypatch, data):
-    monkeypatch.setattr(acceptor, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(acceptor, "_PROOF_S", 0.02)
     at = open_acceptor(stack)
     calling = knock(stack, at, data)
 
@@ -184,13 +184,13 @@ def test_who_falls_silent_is_sent_away(stack, log, monkeypatch, data):
 
 
 def test_who_was_not_attended_to_in_time_gets_its_time_anew(stack, log, monkeypatch):
-    monkeypatch.setattr(acceptor, "_PATIENCE_S", -5.0)
+    monkeypatch.setattr(acceptor, "_PROOF_S", -5.0)
     at = open_acceptor(stack)
     client = Handshake.client(Purpose.COORDINATOR, TOKEN, NONCE)
     calling = knock(stack, at)
     attend(at, lambda _: at.next_due is not None)
 
-    monkeypatch.setattr(acceptor, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr(acceptor, "_PROOF_S", 10.0)
     calling.sendall(client.begin())
     attend(at, lambda _: at.next_due > time.monotonic())
 

@@ -10,7 +10,7 @@ from forked import Forked
 
 from phalanx.errors import DeadlineExceeded, PeerLost
 from phalanx.testing import ManualClock
-from phalanx.transport import STAGE_BYTES, Arena, ArenaSegments, Deadline, Epoch, Location, Post, Wait, can_share_memory
+from phalanx.transport import HALF_BYTES, Arena, ArenaSegments, Deadline, Epoch, Location, Post, Wait, can_share_memory
 
 pytestmark = pytest.mark.skipif(not can_share_memory(), reason="this system has no anonymous files to share")
 
@@ -62,26 +62,26 @@ def words(number):
 def exchange_many(arena, epoch):
     """Meet many times: what all ranks posted and wrote is there after each meeting."""
     for number in range(100):
-        turn = arena.next_run()
-        arena.stage(arena.index, turn)[0] = number
+        half = arena.next_half()
+        arena.staging(arena.index, half)[0] = number
         arena.post(words(number + arena.index), Location(1, 2, number))
         arena.wait(soon(), epoch, "a test")
 
         assert [Post.unpack(posted) for posted in arena.posts()] == [
             Post(words(number + index), Location(1, 2, number), None) for index in range(3)
         ]
-        assert [int(arena.stage(index, turn)[0]) for index in range(3)] == [number] * 3
+        assert [int(arena.staging(index, half)[0]) for index in range(3)] == [number] * 3
 
 
 def fold_parts(arena, epoch):
     """A small all-reduce: everybody writes its own part of the results, and reads all of them."""
-    turn = arena.next_run()
-    arena.stage(arena.index, turn)[:3] = arena.ranks[arena.index]
+    half = arena.next_half()
+    arena.staging(arena.index, half)[:3] = arena.ranks[arena.index]
     arena.meet(soon(), epoch, "the contributions")
-    arena.result(turn)[arena.index] = sum(int(arena.stage(index, turn)[arena.index]) for index in range(3))
+    arena.result(half)[arena.index] = sum(int(arena.staging(index, half)[arena.index]) for index in range(3))
     arena.meet(soon(), epoch, "the results")
 
-    assert arena.result(turn)[:3].tolist() == [sum(RANKS)] * 3
+    assert arena.result(half)[:3].tolist() == [sum(RANKS)] * 3
 
 
 @pytest.mark.parametrize("work", [exchange_many, fold_parts])
@@ -129,9 +129,9 @@ def test_a_fast_rank_does_not_disturb_what_a_slow_one_still_reads(arenas):
 
 
 def test_only_its_owner_can_write_a_board(arenas):
-    mine, other = arenas[1].stage(1, 0), arenas[1].stage(0, 0)
+    mine, other = arenas[1].staging(1, 0), arenas[1].staging(0, 0)
 
-    assert len(mine) == len(other) == STAGE_BYTES
+    assert len(mine) == len(other) == HALF_BYTES
     assert mine.flags.writeable
     assert not other.flags.writeable
 
@@ -217,14 +217,14 @@ def test_what_a_rank_of_an_old_epoch_writes_late_is_seen_by_nobody_in_the_new_on
         new = make_arenas(stack)
 
         for old in arenas:
-            for turn in (0, 1):
-                old.result(turn)[:] = 7
-                old.stage(old.index, turn)[:] = 7
+            for half in (0, 1):
+                old.result(half)[:] = 7
+                old.staging(old.index, half)[:] = 7
             old.post(words(7))
 
         for arena in new:
-            assert not any(arena.result(turn).any() for turn in (0, 1))
-            assert not any(arena.stage(index, turn).any() for index in range(3) for turn in (0, 1))
+            assert not any(arena.result(half).any() for half in (0, 1))
+            assert not any(arena.staging(index, half).any() for index in range(3) for half in (0, 1))
             assert arena._late(1) == RANKS
 
 

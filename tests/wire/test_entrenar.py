@@ -169,6 +169,32 @@ def test_what_follows_a_message_in_its_frame_is_skipped_in_bounded_memory():
     assert most <= 4096
 
 
+def test_of_a_long_text_the_beginning_is_kept_in_bounded_memory():
+    reader = EntrenarReader()
+    rest = memoryview(encode(JoinRequest("é" * 1_000_000, 1, "cpu")))
+    tracemalloc.start()
+
+    while rest:
+        wanted = reader.wants
+        event = reader.feed(rest[:wanted])
+        rest = rest[wanted:]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert event == EntrenarEnded(JoinRequest("é" * 256, 1, "cpu"))
+    assert peak_bytes < 16 * 1024
+
+
+@pytest.mark.parametrize("at", [0, 1022, 1023, 1024, 5000])
+def test_a_flaw_in_a_long_text_is_found_where_it_is(at):
+    text = bytearray(b"x" * 6000)
+    text[at] = 0xFF
+    frame = encode(JoinRequest("x" * 6000, 1, "cpu")).replace(b"x" * 6000, bytes(text))
+
+    with pytest.raises(BadFrame, match=rf"a text of 6000 bytes is not UTF-8: invalid start byte at byte {at}$"):
+        read(EntrenarReader(), [frame], [])
+
+
 CROOKED = {
     "length 0": ("00000000", "has 1 to 4096 bytes here, not 0"),
     "length over the limit": ("00001001", "has 1 to 4096 bytes here, not 4097"),
@@ -186,7 +212,7 @@ CROOKED = {
     ),
     "gradients over the fields behind them": ("0000002d04" + "00" * 12 + "0200000000000000", "end 4 bytes after"),
     "a text that leaves its frame": ("0000000d0105000000", "has 5 UTF-8 bytes, which end 5 bytes after its frame"),
-    "a text too long": ("000010000181000000", "at most 128 UTF-8 bytes in a field, not 129"),
+    "a text too long": ("000010000101e1f505", "at most 100000000 UTF-8 bytes in a field, not 100000001"),
     "a text that is not UTF-8": ("0000000f0602000000c328", "a text of 2 bytes is not UTF-8: invalid continuation"),
     "too many components": (
         "000010000900000000000000000000000011000000",
@@ -237,7 +263,6 @@ def test_after_a_bad_frame_every_call_raises_its_words_again(call):
         (NonBlockGradientPayload(0, 0, 0, 2**30), "a frame has less than 4294967296 bytes, not 4294967318"),
         (BlockGradientPayload(0, 0, 0, 1, (2, 2), 5), "the component sizes add up to 4 and must add up to 5"),
         (AveragedBlockGradient(0, 0, (1,) * 17, 17), "at most 16 component sizes in a field, not 17"),
-        (Heartbeat("é" * 65, 0), "at most 128 UTF-8 bytes in a field, not 130"),
         (Heartbeat("\ud800", 0), "does not fit the wire of entrenar: .* surrogates not allowed"),
         (JoinAccepted(2**32, 1), "JoinAccepted, worker id 4294967296, total workers 1 does not fit"),
         (AveragedGradient(0, 0, 1e300), "does not fit the wire of entrenar: float too large"),
@@ -257,8 +282,8 @@ def test_gradients_of_another_size_than_the_message_says_are_refused():
     ("first", "expected"),
     [
         (encode(JoinRequest("", 0, ""))[:5], True),
-        ((4096).to_bytes(4, "big") + b"\x01", True),
-        ((4097).to_bytes(4, "big") + b"\x01", False),
+        ((100_000_000).to_bytes(4, "big") + b"\x01", True),
+        ((100_000_001).to_bytes(4, "big") + b"\x01", False),
         ((12).to_bytes(4, "big") + b"\x01", False),
         (encode(Heartbeat("a node", 0))[:5], False),
         (b"PHLX\x01", False),

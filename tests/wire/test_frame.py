@@ -187,3 +187,15 @@ def test_headers_read_as_words():
 def test_a_value_that_has_no_bytes_cannot_be_built(build):
     with pytest.raises(AssertionError):
         build()
+
+
+@given(signatures, signatures)
+def test_signatures_that_differ_are_shown_differently(one, other):
+    assert (one == other) == (str(one) == str(other))
+
+
+def test_two_barriers_that_differ_are_shown_differently():
+    usual, odd = Signature(Collective.BARRIER, DType.U8, 0), Signature(Collective.BARRIER, DType.U8, 5)
+
+    assert str(usual) == "barrier"
+    assert str(odd) != str(usual)

@@ -108,7 +108,7 @@ MESSAGES = {
         texts,
         numbers,
         st.none() | st.integers(1, NO_ROOT),
-        numbers,
+        up_to(2**53 - 1),
         st.none() | digests,
         st.none() | st.floats(0.1, 3600),
         st.none() | st.floats(0.1, 1e6),

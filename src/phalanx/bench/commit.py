@@ -16,6 +16,7 @@ import msgspec
 
 from phalanx.coordinator import CoordinatorClient
 from phalanx.errors import ConfigError, PhalanxError
+from phalanx.launch import worker
 from phalanx.transport import Deadline, parse_address
 from phalanx.wire import Address, Commit, Hello
 
@@ -88,7 +89,8 @@ def _take_steps(
 @contextmanager
 def _coordinator(workers: int, *, with_journal: bool) -> Iterator[Address]:
     """Start a coordinator in a process of its own, and yield its address."""
-    command = [sys.executable, "-c", "from phalanx.cli import main; main()", "coordinator", "--bind", "127.0.0.1:0"]
+    command = [sys.executable, "-I", "-S", worker.__file__, str(os.getpid())]  # so that it ends with this process
+    command += ["-c", "from phalanx.cli import main; main()", "coordinator", "--bind", "127.0.0.1:0"]
     command += ["--workers", str(workers), "--patience", "60"]
     with TemporaryDirectory() as folder:
         if with_journal:

@@ -15,13 +15,14 @@ Array: TypeAlias = npt.NDArray[Any]  # Any: a DType says at run time what the el
 class DType(Enum):
     """The element types a buffer may have.
 
-    numpy has no bf16: its bit patterns travel in uint16 arrays.
+    numpy has no bf16: its bit patterns travel in uint16 arrays whose dtype is marked, as ``DType.BF16.numpy`` is. A
+    plain array of uint16 is refused, because nobody can know whether it holds bit patterns or integers.
     """
 
     F64 = (1, "f64", np.float64)
     F32 = (2, "f32", np.float32)
     F16 = (3, "f16", np.float16)
-    BF16 = (4, "bf16", np.uint16)
+    BF16 = (4, "bf16", np.dtype(np.uint16, metadata={"phalanx": "bf16"}))
     I64 = (5, "i64", np.int64)
     I32 = (6, "i32", np.int32)
     I8 = (7, "i8", np.int8)
@@ -36,10 +37,10 @@ class DType(Enum):
     is_float: bool
     is_narrow: bool
 
-    def __init__(self, code: int, label: str, scalar: type[np.generic]) -> None:
+    def __init__(self, code: int, label: str, numpy: "type[np.generic] | np.dtype[np.generic]") -> None:
         self.code = code
         self.label = label
-        self.numpy = np.dtype(scalar)
+        self.numpy = np.dtype(numpy)
         self.itemsize = self.numpy.itemsize
         self.is_narrow = label in ("f16", "bf16")
         self.is_float = self.is_narrow or self.numpy.kind == "f"
@@ -59,7 +60,7 @@ class DType(Enum):
 
     @classmethod
     def of(cls, array: Array) -> "DType":
-        """Return the type of an array's elements; uint16 means bf16 bit patterns."""
+        """Return the type of an array's elements."""
         return _from_numpy(array.dtype)
 
     @classmethod
@@ -100,6 +101,7 @@ def round_to_bf16(values: Array, out: Array) -> None:
             out[chunk][nan] = (bits[nan] >> 16) | 0x40
 
 
+_MARK = DType.BF16.numpy.metadata
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DType}
 _LABELS = ", ".join(dtype.label for dtype in DType)
 _INSTEAD = {
@@ -112,6 +114,11 @@ _INSTEAD = {
 
 def _from_numpy(dtype: np.dtype[Any]) -> DType:  # Any: as in Array
     found = _BY_NUMPY.get(dtype)
+    if found is DType.BF16 and dtype.metadata != _MARK:  # to numpy, a marked type is equal to the plain one
+        raise ConfigError(
+            "elements of type uint16 could be integers or bf16: convert integers to i32, and pass bit patterns of bf16 "
+            "as array.view(phalanx.DType.BF16.numpy)"
+        )
     if found is not None:
         return found
     if dtype.name == "bfloat16":  # ml_dtypes adds this type to numpy

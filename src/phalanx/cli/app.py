@@ -13,6 +13,7 @@ from phalanx.cli.gradient_server import gradient_server
 from phalanx.cli.plot import plot
 from phalanx.cli.run import run
 from phalanx.cli.status import status
+from phalanx.cli.streams import standard_streams
 from phalanx.cli.train import train
 from phalanx.cli.verify import verify
 from phalanx.errors import ConfigError, OutOfResources
@@ -39,15 +40,21 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command. A bad request is one line on stderr and exit status 2, a lack of resources one and status 1."""
-    try:
-        app(prog_name="phalanx")
-    except ConfigError as error:
-        print(f"phalanx: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OutOfResources as error:
-        print(f"phalanx: {error}", file=sys.stderr)
-        sys.exit(1)
+    """Run the command. A bad request or missing package is one line and exit status 2, a lack of resources status 1."""
+    with standard_streams():
+        try:
+            app(prog_name="phalanx")
+        except ConfigError as error:
+            print(f"phalanx: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OutOfResources as error:
+            print(f"phalanx: {error}", file=sys.stderr)
+            sys.exit(1)
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "safetensors", "matplotlib"):
+                raise
+            print(f"phalanx: this command needs {error.name}: pip install 'phalanx-train[train]'", file=sys.stderr)
+            sys.exit(2)
 
 
 def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes it by position

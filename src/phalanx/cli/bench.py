@@ -1,5 +1,6 @@
 """``phalanx bench``: how fast Phalanx is on this machine, beside other systems."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -240,21 +241,27 @@ def _installed(systems: Sequence[AllReduceSystem]) -> list[AllReduceSystem]:
 
 @contextmanager
 def _errors_told() -> Iterator[None]:
-    """Print an error on stderr and end with status 2 for a bad request, 1 for a measurement that failed."""
+    """Print an error on stderr and end with status 2 for a bad request, 1 for a measurement that failed.
+
+    SIGTERM ends the block as Ctrl-C does, so that no process is left that the benchmark has started.
+    """
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     except PhalanxError as error:
         print(f"phalanx bench: {error}", file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what is being measured, if stderr is a terminal.
+    """Show what is being measured, if stderr is a terminal that can erase a line.
 
     It writes between two measurements only: a bar that moves by itself would use the processor.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or Console(stderr=True).is_dumb_terminal:
         yield lambda _: None
         return
     erase = "\r\x1b[K"

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
+from phalanx.cli.streams import go_on_without_output
 from phalanx.coordinator import Coordinator, Journal, Terms, look, parse_workers
 from phalanx.errors import ConfigError, ConnectError, MembershipError, ProtocolError, TransportError
 from phalanx.launch import local
@@ -53,6 +54,7 @@ def coordinator(
     Other machines need a token: make one with phalanx token > FILE and copy the
     file to all of them.
     """
+    go_on_without_output()
     minimum, maximum = parse_workers(workers)
     patience_s, stall_s = read_times(patience, stall)
     terms = replace(Terms.exactly(None, patience_s=patience_s, stall_s=stall_s), minimum=minimum, maximum=maximum)
@@ -119,6 +121,7 @@ def join(
     all machines. Put two dashes between the options of phalanx and the script:
     phalanx join 10.0.0.5:7000 -n 2 --token-file FILE -- train.py --steps 100
     """
+    go_on_without_output(unread=False)
     patience_s, stall_s = read_times(patience, stall)
     program = local.Program(
         name=script,

@@ -22,12 +22,11 @@ def generate(
     import torch  # noqa: PLC0415 - it takes seconds, which --help should not
 
     from phalanx.train import checkpoint, model  # noqa: PLC0415
-    from phalanx.train.config_text import parse_config  # noqa: PLC0415
-    from phalanx.train.rundir import RunDir  # noqa: PLC0415
+    from phalanx.train.rundir import RunDir, read_config  # noqa: PLC0415
 
     run = RunDir.open(run_dir)
-    config = parse_config(run.config.read_text(encoding="utf-8"))
-    found = checkpoint.load_for_resume(run.checkpoints)
+    config = read_config(run.config)
+    found = checkpoint.load_latest(run.path, config.model)
     if not found.facts["is_bytes"]:
         raise ConfigError(
             f"{run_dir} was trained on the tokens of {config.data.path}, which Phalanx cannot turn into text"

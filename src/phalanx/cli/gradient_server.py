@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import TlsCa, TlsCert, TlsKey, TokenFile
+from phalanx.cli.streams import go_on_without_output
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.gradient_server import Component, GradientServer, ModelBlock, Reduced, Whole
 from phalanx.launch.env import read_credentials
@@ -56,9 +57,11 @@ def gradient_server(
         raise ConfigError(
             "a step needs one of --samples N, for whole gradients, and --blocks N, for one block at a time"
         )
-    if steps < 1 or (blocks is not None and blocks < 1):
-        raise ConfigError(f"{steps} steps of {samples or blocks} are nothing to do: give 1 or more of each")
+    amount = samples if blocks is None else blocks
+    if steps < 1 or amount is None or amount < 1:
+        raise ConfigError(f"{steps} steps of {amount} are nothing to do: give 1 or more of each")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    go_on_without_output()
     credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
     where = parse_address(bind)
     with GradientServer(

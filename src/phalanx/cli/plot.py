@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from phalanx.train.log import read_steps
@@ -22,6 +21,6 @@ def plot(
     """Draw the loss and the seconds per step of a run (compute, exchange, waiting) as a PNG."""
     run = RunDir.open(run_dir)
     out = out or run.path / "plot.png"
-    entropy = msgspec.json.decode(run.result.read_bytes())["unigram_entropy"] if run.result.exists() else None
+    entropy = run.read_result().unigram_entropy if run.result.exists() else None
     draw({run.path.resolve().name: read_steps(run.steps)}, out, unigram_entropy=entropy)
     print(out)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import Patience, Stall
+from phalanx.cli.streams import go_on_without_output
 from phalanx.launch import local
 from phalanx.launch.env import parse_over, read_times
 
@@ -40,6 +41,7 @@ def run(
     Options of phalanx come before the script, options of the script after it:
     phalanx run -n 4 train.py --steps 100
     """
+    go_on_without_output(unread=False)
     patience_s, stall_s = read_times(patience, stall)
     program = local.Program(
         name=script,

@@ -1,5 +1,6 @@
 """``phalanx train``: train the transformer on workers of this machine."""
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,22 +12,25 @@ import typer
 
 import phalanx
 from phalanx.cli.options import Patience, Stall
+from phalanx.cli.streams import go_on_without_output
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.gradient_server import GradientServer
 from phalanx.group import Over
 from phalanx.launch import local
 from phalanx.launch.env import read_times
-from phalanx.train import log
-from phalanx.train.config import Config, Device, Transport
+from phalanx.train import log, require_torch
+from phalanx.train.config import Config, Device, RunConfig, Transport
 from phalanx.train.config_text import explain_config, format_config, parse_config
 from phalanx.train.data import Corpus, open_corpus
-from phalanx.train.rundir import RunDir, environment
+from phalanx.train.machine import memory_bytes
+from phalanx.train.rundir import RunDir, environment, read_config
+from phalanx.train.shapes import count_parameters
 from phalanx.transport import Credentials, format_address, make_token
 
 _GRACE_S = 120.0  # for the current step and a checkpoint
 _MAY_CHANGE = ("run.", "train.steps", "data.path")
-_INTERRUPTED = 130
+_REFUSED = 2  # the status of a worker that was asked for something impossible
 _STAR_S = 600.0  # how long workers wait for each other
 
 
@@ -59,6 +63,14 @@ def train(
         bool | None,
         typer.Option("--zero/--no-zero", help="Share the optimizer state among workers (ZeRO-1).", show_default=False),
     ] = None,
+    paranoid: Annotated[
+        bool | None,
+        typer.Option(
+            "--paranoid/--no-paranoid",
+            help="Check gradients and optimizer state in every step for bits that a fault has changed.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[Device | None, typer.Option(help="The device that the model is on.", show_default=False)] = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Where to save the run; by default a new directory under runs/.")
@@ -80,6 +92,8 @@ def train(
     checkpoint and stops. Options change single keys of the config; --show-config
     prints every key with its value and an explanation.
     """
+    directory = None if run_dir is None else str(run_dir)
+    RunConfig(directory=directory)  # or it could be a path that no setting can hold
     given = {
         "run.workers": workers,
         "train.steps": steps,
@@ -87,8 +101,9 @@ def train(
         "train.seed": seed,
         "run.transport": transport and transport.value,
         "run.zero": zero,
+        "run.paranoid": paranoid,
         "run.device": device and device.value,
-        "run.directory": run_dir and str(run_dir),
+        "run.directory": directory,
     }
     settings = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in given.items() if value is not None]
     settings += sets or []
@@ -96,12 +111,16 @@ def train(
     if resume is None and from_step is not None:
         raise ConfigError("--from-step says where to resume: pass --resume RUN_DIR too")
     old = None if resume is None else _reopen(resume, settings, config_file)
-    config = parse_config(_read(old.config if old else config_file), settings)
+    source = old.config if old else config_file
+    config = read_config(source, settings) if source else parse_config("", settings)
     if show_config:
         print(explain_config(config))
         return
+    go_on_without_output()
+    require_torch()
     corpus = open_corpus(config.data)
     _check_device(config)
+    _check_memory(config, corpus)
     run = old or _create(config)
     with run.hold():
         start = _rewind(run, config, corpus, from_step) if old else None
@@ -121,6 +140,7 @@ def _run(
     if not as_json:
         show_beginning(run, config, corpus, start)
     credentials = Credentials(make_token().encode())
+    logged_bytes = _count_bytes(run.steps)
     with _star(config, credentials) as star, Display(run, config, start or 0, is_silent=as_json):
         arguments = [str(run.path), *([] if start is None else ["--from-step", str(start)]), *star]
         program = local.Program(
@@ -132,23 +152,21 @@ def _run(
             patience_s=times[0],
             stall_s=times[1],
             grace_s=_GRACE_S,
+            stop_signal=signal.SIGTERM,  # SIGINT would print tracebacks while workers import
+            has_ranks=config.run.transport is not Transport.STAR,
         )
         status = local.run(program, credentials)
     if run.result.exists():
         is_complete = show_end(run, config, as_json=as_json)
-        return 0 if is_complete else _INTERRUPTED
-    show_failure(run)
-    return status or 1
+        return 0 if is_complete else status or 128 + signal.SIGTERM  # somebody may have stopped a worker
+    is_vain = start is not None and status == _REFUSED and _count_bytes(run.steps) == logged_bytes
+    if not is_vain:  # else to resume would only fail again
+        show_failure(run)
+    return 1 if status in (0, _REFUSED) else status
 
 
-def _read(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"cannot read {path}: {words}; name a config in TOML") from error
+def _count_bytes(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _create(config: Config) -> RunDir:
@@ -176,11 +194,13 @@ def _rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) 
     """Return the step to resume at, after removing everything later. A run that cannot resume stays unchanged."""
     from phalanx.train import checkpoint  # noqa: PLC0415 - it imports torch, which takes seconds
 
-    found = checkpoint.load_for_resume(run.checkpoints, from_step)
+    found = checkpoint.load_for_resume(run.checkpoints, from_step, config.model)
     if found.facts["corpus"] != corpus.fingerprint():
         raise ConfigError(f"{corpus.name} is not the text that this run was trained on: restore that text to resume")
-    if found.step >= config.train.steps:
+    is_concluded = run.result.exists()  # else it was killed after its last step, and only its result is missing
+    if found.step > config.train.steps or (found.step == config.train.steps and is_concluded):
         raise ConfigError(f"this run is complete: its {found.step} steps are taken; pass more --steps to continue")
+    log.read_steps(run.steps)  # a damaged log is refused before anything is changed
     run.change_config(format_config(config))
     log.cut(run.steps, found.step)
     checkpoint.cut(run.checkpoints, found.step)
@@ -193,6 +213,15 @@ def _check_device(config: Config) -> None:
         from phalanx.train.loop import choose_device  # noqa: PLC0415 - it imports torch, which takes seconds
 
         choose_device(config.run.device)
+
+
+def _check_memory(config: Config, corpus: Corpus) -> None:
+    """Refuse a model whose weights alone are larger than the memory of this machine."""
+    need = 4 * count_parameters(config.model, corpus.vocabulary)
+    have = memory_bytes()
+    if need > have:
+        words = f"the weights of this model take {need / 2**30:,.0f} GiB, and this machine has {have / 2**30:,.0f} GiB"
+        raise ConfigError(f"{words}: lower model.layers, model.width or model.hidden")
 
 
 @contextmanager

@@ -26,6 +26,7 @@ def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | Non
     train, number = config.train, config.run.workers
     workers = f"{number} worker{'s' if number > 1 else ''}"
     goal = f"steps {start} to {train.steps}" if start else f"{train.steps} steps"
+    goal = f"all {train.steps} steps taken" if start == train.steps else goal
     print(f"data   {corpus.describe()}")
     print(f"model  {config.model.layers} blocks of width {config.model.width}, {goal} of {train.batch} sequences")
     sharing = ", which share the optimizer" if config.run.zero and number > 1 else ""
@@ -34,18 +35,20 @@ def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | Non
 
 def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
     """Print the result of the run and what to do next. Return whether all its steps were taken."""
-    result = msgspec.json.decode(run.result.read_bytes())
-    is_complete: bool = result["steps"] >= config.train.steps
+    result = run.read_result()
+    is_complete = result.steps >= config.train.steps
     if as_json:
         names = ("steps", "loss", "eval_loss", "digest", "tokens_per_s", "workers")
-        print(msgspec.json.encode({name: result[name] for name in names} | {"run_dir": str(run.path)}).decode())
+        print(
+            msgspec.json.encode({name: getattr(result, name) for name in names} | {"run_dir": str(run.path)}).decode()
+        )
         return is_complete
-    entropy, loss = result["unigram_entropy"], result["eval_loss"]
-    steps = f"{result['steps']} step{'s' if result['steps'] > 1 else ''}"
-    print(f"\n{steps} in {result['seconds']:.0f} s, {result['tokens_per_s']:,.0f} tokens/s")
+    entropy, loss = result.unigram_entropy, result.eval_loss
+    steps = f"{result.steps} step{'s' if result.steps > 1 else ''}"
+    print(f"\n{steps} in {result.seconds:.0f} s, {result.tokens_per_s:,.0f} tokens/s")
     held_out = "not finite" if loss is None else f"{loss:.3f} nats a token"
     print(f"loss   {held_out} on held-out text; knowing only how often each token occurs gives {entropy:.3f}")
-    print(f"digest {result['digest'][:16]}, the same for any number of workers")
+    print(f"digest {result.digest[:16]}, the same for any number of workers")
     if not is_complete:
         print(f"\nstopped early; continue with: phalanx train --resume {run.path}")
         return False
@@ -58,7 +61,9 @@ def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
 
 def show_failure(run: RunDir) -> None:
     """Print how to continue after a failure."""
-    if any(run.checkpoints.glob("step-*")):
+    if not run.path.exists():
+        print("phalanx train: the directory of the run is gone: start again", file=sys.stderr)
+    elif any(run.checkpoints.glob("step-*")):
         print(f"phalanx train: resume from the last checkpoint with --resume {run.path}", file=sys.stderr)
     else:
         print(
@@ -91,7 +96,7 @@ class Display:
 
     def _watch(self) -> None:
         console = Console()
-        if console.is_terminal:
+        if console.is_terminal and not console.is_dumb_terminal:
             self._draw(console)
             return
         every = -(-self._steps // _LINES)

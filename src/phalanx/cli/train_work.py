@@ -1,11 +1,12 @@
 """What a worker of ``phalanx train`` does: join the others, train with them, and save the run."""
 
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from types import FrameType
 
-import msgspec
 import torch
 
 import phalanx
@@ -14,37 +15,54 @@ from phalanx.gradient_server import WorkerClient
 from phalanx.group import enlist
 from phalanx.launch.connect import make_join
 from phalanx.launch.env import read_launch
+from phalanx.launch.rank_channel import tell_rank
 from phalanx.parallel import Exchange, StarExchange
 from phalanx.train.bundle import write_bundle
-from phalanx.train.checkpoint import Checkpoint, load_for_resume
+from phalanx.train.checkpoint import Checkpoint, RunFacts, load_for_resume, parse_facts
 from phalanx.train.config import Config, Transport
-from phalanx.train.config_text import parse_config
 from phalanx.train.data import open_corpus
-from phalanx.train.keeper import Best, Keeper
+from phalanx.train.keeper import Keeper
 from phalanx.train.loop import Trainer, choose_device, make_model
 from phalanx.train.parts import list_parts
-from phalanx.train.rundir import RunDir, environment
+from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.wire import Address
 
 _TIMEOUT_S = 600.0
 
 
-def work(run: RunDir, from_step: int | None, star: Address | None, wants_stop: Callable[[], bool]) -> None:
+class StopRequest:
+    """Remembers whether SIGTERM has asked this worker to stop. A second SIGTERM ends it at once.
+
+    Until there is one, SIGTERM ends the process: a worker that has not joined the others has nothing to save.
+    """
+
+    def __init__(self) -> None:
+        self.was_made = False
+        signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        self.was_made = True
+        signal.signal(number, signal.SIG_DFL)
+
+
+def work(run: RunDir, from_step: int | None, star: Address | None) -> None:
     """Train to the end, or until somebody asks to stop. ``star`` is the address of the gradient server, if any."""
-    config = parse_config(run.config.read_text(encoding="utf-8"))
+    config = read_config(run.config)
     torch.set_num_threads(config.run.threads_per_worker)
     device = choose_device(config.run.device)
     torch.use_deterministic_algorithms(device.type == "cuda")  # on a CPU everything used here is deterministic
     corpus = open_corpus(config.data)
-    start = None if from_step is None else load_for_resume(run.checkpoints, from_step)
+    start = None if from_step is None else load_for_resume(run.checkpoints, from_step, config.model)
     with _join(config, star, start, corpus.vocabulary) as exchange:
+        stop = StopRequest()
         trainer = Trainer(config, corpus, exchange, device, start)
         if exchange.rank == 0:
             run.record(environment(version=phalanx.__version__, threads=torch.get_num_threads(), device=device.type))
-        best = msgspec.convert(start.facts["best"], Best | None) if start else None
+        facts = parse_facts(start.facts) if start else None
+        best = facts.best if isinstance(facts, RunFacts) else None
         with Keeper(run, config, corpus, exchange, best) as keeper:
             try:
-                trainer.run(keeper, wants_stop)
+                trainer.run(keeper, lambda: stop.was_made)
             except NonFiniteGradient as error:
                 if error.rank == exchange.rank:
                     _bundle(run, trainer, error)
@@ -79,4 +97,5 @@ def _join(config: Config, star: Address | None, start: Checkpoint | None, vocabu
     with WorkerClient(star, credentials=launch.credentials, lanes=lanes, timeout_s=_TIMEOUT_S) as client:
         join = replace(make_join(launch, _TIMEOUT_S), rank=client.worker, lanes=lanes, step=step)
         with enlist(join) as member, closing(StarExchange(member, client, parts)) as exchange:
+            tell_rank(launch.channel, exchange.rank)
             yield exchange

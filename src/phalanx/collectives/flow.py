@@ -9,12 +9,12 @@ import numpy as np
 
 from phalanx.buffers import Array, DType, ReduceOp, as_bytes, finish, fold
 from phalanx.collectives.call import Call
-from phalanx.errors import CollectiveMismatch
+from phalanx.errors import BadFrame, CollectiveMismatch
 from phalanx.transport import Link
 from phalanx.wire import HEADER_BYTES, Header
 
 _SEND_BYTES = 1 << 22  # what is offered to a link at once: receiving gets its turn in between
-_FOLD_BYTES = 1 << 20  # scratch for each peer: enough to keep the links busy while a run is folded
+_FOLD_BYTES = 1 << 20  # scratch for each peer: enough to keep the links busy while a chunk is folded
 _SMALL_BYTES = 4096 + HEADER_BYTES
 _JOINED_BYTES = 1 << 16
 
@@ -24,8 +24,10 @@ class Outgoing:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._waiting: deque[list[memoryview]] = deque()
+        self._waiting: deque[list[memoryview]] = deque()  # one thread may append while another takes away
         self._has_ended = False
+        self.puts = 0
+        """How often something was put here, or the end said."""
 
     @property
     def is_done(self) -> bool:
@@ -42,10 +44,12 @@ class Outgoing:
         # Something small leaves as one part; what is large is never copied.
         is_small = len(parts) > 1 and sum(map(len, parts)) <= _SMALL_BYTES
         self._waiting.append([memoryview(b"".join(parts))] if is_small else list(parts))
+        self.puts += 1
 
     def end(self) -> None:
         """Say that nothing more comes."""
         self._has_ended = True
+        self.puts += 1
 
     def advance(self) -> bool:
         """Send what there is room for; False if there is none, or nothing to send."""
@@ -70,12 +74,17 @@ class Outgoing:
     def _join_small(self) -> None:
         """Copy small things that wait one behind another together: each would be a call to the system."""
         joined: list[memoryview] = []
-        size = 0
-        while self._waiting and size < _JOINED_BYTES and (more := sum(map(len, self._waiting[0]))) <= _SMALL_BYTES:
-            joined += self._waiting.popleft()
-            size += more
-        if joined:
-            self._waiting.appendleft([memoryview(b"".join(joined))])
+        count = size = 0
+        while count < len(self._waiting) and size < _JOINED_BYTES:
+            more = sum(map(len, self._waiting[count]))
+            if more > _SMALL_BYTES:
+                break
+            joined += self._waiting[count]
+            count, size = count + 1, size + more
+        if count > 1:
+            self._waiting[count - 1] = [memoryview(b"".join(joined))]  # so that never all seems to have left
+            for _ in range(count - 1):
+                self._waiting.popleft()
 
 
 class Incoming:
@@ -90,7 +99,7 @@ class Incoming:
         self._window = memoryview(self._header)
         self._next: memoryview | None = None
         self.is_blocked = False
-        """Whether nothing had arrived; whoever has waited for more takes that back."""
+        """Whether nothing had arrived when it was last tried; whoever has waited for more takes that back."""
 
     @property
     def is_full(self) -> bool:
@@ -106,7 +115,7 @@ class Incoming:
 
     def advance(self) -> bool:
         """Take what has arrived; False if nothing has, or there is no room."""
-        if not self._window or self.is_blocked:
+        if not self._window:
             return False
         received = self.link.receive_nowait(self._window)
         if received == 0:
@@ -126,11 +135,16 @@ class Incoming:
     def _check_header(self) -> None:
         if self._header == self._expected.pack():
             return
-        theirs, peer = Header.unpack(bytes(self._header)), self.link.peer
-        words = f"call {theirs.tag.sequence}, {theirs.signature}"
-        if theirs.signature == self._expected.signature and theirs.length != self._expected.length:
-            words += f" with {theirs.length} bytes on the wire instead of {self._expected.length}"
-        raise CollectiveMismatch.between(peer, words, self._name, self._call)
+        peer = self.link.peer
+        try:
+            theirs = Header.unpack(bytes(self._header))
+        except BadFrame as error:
+            words = f"rank {peer} sent bytes to rank {self._name} that are no frame, instead of {self._call}: {error}"
+            raise BadFrame(words, peer=peer) from None
+        words, own = f"call {theirs.tag.sequence}, {theirs.signature}", str(self._call)
+        if theirs.signature is None or words == own:  # the difference is in the rest of the header
+            words, own = str(theirs), str(self._expected)
+        raise CollectiveMismatch.between(peer, words, self._name, own)
 
 
 class Sink(Protocol):
@@ -195,7 +209,7 @@ class Folding:
 
 
 class Fold:
-    """Messages that are contributions to one part: folded, run by run, in the order of their ranks."""
+    """Messages that are contributions to one part: folded, chunk by chunk, in the order of their ranks."""
 
     def __init__(
         self,
@@ -228,7 +242,7 @@ class Fold:
         return [incoming for incoming in self._contributions.values() if not incoming.is_full]
 
     def advance(self, *, may_write: bool) -> bool:
-        """Take what has arrived, and fold a run that is complete; False if nothing could be done.
+        """Take what has arrived, and fold a chunk that is complete; False if nothing could be done.
 
         ``may_write`` says that everything sent in this round has left.
         """

@@ -1,4 +1,4 @@
-"""Carrying out plans over links: all sends and receives of a round at once, in bounded runs, in one thread."""
+"""Carrying out plans over links: all sends and receives of a round at once, in bounded chunks."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,16 @@ from phalanx.collectives import direct, tree
 from phalanx.collectives.call import Call
 from phalanx.collectives.flow import Fold, Folding, Incoming, Outgoing, Sink, Store
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then, length_of
+from phalanx.collectives.sender import Sender
 from phalanx.errors import ConnectError, DeadlineExceeded
-from phalanx.transport import Deadline, Epoch, LazyLink, Link, Wait, wait_for_links
+from phalanx.transport import Deadline, Epoch, LazyLink, Link, Wait, Waitable, wait_for_links
 from phalanx.wire import HEADER_BYTES, Collective, Header, Kind, Signature, Tag
 
-_PATIENCE_S = 1.0
+_SUSPECT_S = 1.0
 """How long a rank waits before it asks whether everybody is in the same call."""
+
+_SENDER_BYTES = 1 << 20
+"""From this size on it pays to hand over to another thread."""
 
 _EMPTY_BY_PLAN = (Collective.BARRIER, Collective.SEND)
 """Their plans have messages without content; all others leave such messages out."""
@@ -26,7 +30,9 @@ _EMPTY_BY_PLAN = (Collective.BARRIER, Collective.SEND)
 class LinkRunner:
     """Carries out the plans of one rank over its links, and counts what that cost."""
 
-    def __init__(self, rank: int, links: Mapping[int, Link], epoch: Epoch, name: int) -> None:
+    def __init__(
+        self, rank: int, links: Mapping[int, Link], epoch: Epoch, name: int, *, has_two_cpus: bool = False
+    ) -> None:
         self.rank = rank
         self._name = name  # what the world calls this rank; a link's peer has the world's name too
         self.links = links
@@ -34,6 +40,8 @@ class LinkRunner:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.waited_s = {link.peer: 0.0 for link in links.values()}
+        self._has_two_cpus = has_two_cpus
+        self._sender: Sender | None = None
         self._scratch: dict[tuple[int, str], Array] = {}
         self._unmade = {peer: link for peer, link in links.items() if isinstance(link, LazyLink)}
 
@@ -72,7 +80,7 @@ class LinkRunner:
     def _make_link(self, link: LazyLink, call: Call) -> None:
         with self._waiting((link.peer,), call):
             try:
-                link.make(min(Deadline.after(_PATIENCE_S), call.deadline, key=_moment))
+                link.make(min(Deadline.after(_SUSPECT_S), call.deadline, key=_moment))
             except ConnectError:
                 self.epoch.suspect_mismatch()  # a peer that is in another call may not need this link
                 try:
@@ -134,28 +142,66 @@ class LinkRunner:
 
     def move(self, outgoing: Sequence[Outgoing], sinks: Sequence[Sink], call: Call) -> None:
         """Move everything, waiting only when no link can go on. A sink may put more into what is outgoing."""
+        sender = self._choose_sender(outgoing, call)
+        if sender is None:
+            self._move(outgoing, sinks, call)
+        else:
+            with sender.sending(outgoing, call.deadline):
+                self._move(outgoing, sinks, call, sender)
+
+    def close(self) -> None:
+        """Close the links. Closing twice is harmless."""
+        for link in self.links.values():
+            link.close()
+        if self._sender:
+            self._sender.close()
+
+    def _choose_sender(self, outgoing: Sequence[Outgoing], call: Call) -> Sender | None:
+        """Return who sends in a thread of its own, or None where that would cost more than it gains."""
+        if not self._has_two_cpus or call.signature.count * call.signature.dtype.itemsize < _SENDER_BYTES:
+            return None
+        if not all(each.link.is_duplex for each in outgoing):
+            return None
+        if self._sender is None:
+            self._sender = Sender(self.epoch)
+        return self._sender
+
+    def _move(
+        self, outgoing: Sequence[Outgoing], sinks: Sequence[Sink], call: Call, sender: Sender | None = None
+    ) -> None:
         while outgoing or sinks:
             if call.deadline.has_passed:  # a peer that trickles must not hold us for ever
                 hungry = [each.link.peer for sink in sinks for each in sink.hungry]
                 self._give_up(hungry or [outgoing[0].link.peer], call)
             has_advanced = False
-            for each in outgoing:
-                has_advanced |= each.advance()
+            if sender:
+                sender.check()
+            else:
+                for each in outgoing:
+                    has_advanced |= each.advance()
             outgoing = [each for each in outgoing if not each.is_done]
+            puts = sum(each.puts for each in outgoing) if sender else 0
             for sink in sinks:
                 has_advanced |= sink.advance(may_write=not outgoing)
             sinks = [sink for sink in sinks if not sink.is_done]
+            if sender and sum(each.puts for each in outgoing) > puts:
+                sender.wake()
             if not has_advanced and (outgoing or sinks):
-                sending = [each for each in outgoing if each.waiting]
-                self._wait(sending, [each for sink in sinks for each in sink.hungry], call)
+                sending = outgoing if sender else [each for each in outgoing if each.waiting]
+                self._wait(sending, [each for sink in sinks for each in sink.hungry], call, sender)
 
-    def _wait(self, sending: Sequence[Outgoing], receiving: Sequence[Incoming], call: Call) -> None:
+    def _wait(
+        self, sending: Sequence[Outgoing], receiving: Sequence[Incoming], call: Call, sender: Sender | None
+    ) -> None:
         """Wait until one of the messages can go on, and unblock those of which bytes have arrived."""
         waiting_for = tuple(each.link.peer for each in (receiving or sending))
-        full, missing = [each.link for each in sending], {each.link: each.missing for each in receiving}
+        full = [] if sender else [each.link for each in sending]
+        missing: dict[Waitable, int] = {each.link: each.missing for each in receiving}
+        if sender:
+            missing[sender.has_sent] = 1
         with self._waiting(waiting_for, call):
-            patience = Deadline.after(_PATIENCE_S)
-            ready = wait_for_links(full, missing, min(patience, call.deadline, key=_moment), self.epoch)
+            doubt = Deadline.after(_SUSPECT_S)
+            ready = wait_for_links(full, missing, min(doubt, call.deadline, key=_moment), self.epoch)
             if not ready:
                 self.epoch.suspect_mismatch()  # two ranks that both wait to receive would never learn of it
                 ready = wait_for_links(full, missing, call.deadline, self.epoch)

@@ -11,7 +11,7 @@ from phalanx.buffers import Array, DType, ReduceOp, accumulate, even_part, fold
 from phalanx.collectives.call import Call
 from phalanx.collectives.plan import length_of
 from phalanx.collectives.staging import Agreement, Parts, Staging, Work
-from phalanx.errors import CollectiveMismatch, ConfigError
+from phalanx.errors import BadFrame, CollectiveMismatch, ConfigError
 from phalanx.transport import Arena, Epoch, Location, Post
 from phalanx.wire import Signature
 
@@ -168,9 +168,16 @@ class ArenaRunner:
         own = posts[self.arena.index]
         for rank, post in zip(self.arena.ranks, posts, strict=True):
             if post.words != own.words:
-                theirs = f"call {call.sequence}, {Signature.unpack(post.words)}"
-                raise CollectiveMismatch.between(rank, theirs, self.arena.ranks[self.arena.index], call)
+                raise self._mismatch(call, rank, post.words)
         return Agreement(posts)
+
+    def _mismatch(self, call: Call, rank: int, words: bytes) -> BadFrame | CollectiveMismatch:
+        own = self.arena.ranks[self.arena.index]
+        try:
+            theirs = f"call {call.sequence}, {Signature.unpack(words)}"
+        except BadFrame as error:
+            return BadFrame(f"rank {rank} posted bytes that are no call, instead of {call}: {error}", peer=rank)
+        return CollectiveMismatch.between(rank, theirs, own, call)
 
     def _stage(self, source: Array, location: Location | None, dtype: DType) -> Staging:
         """Let the others read all of ``source``, of which this rank folds its own part."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from phalanx.buffers import Array, DType, even_part
 from phalanx.collectives.plan import length_of
-from phalanx.transport import STAGE_BYTES, Arena, Location, Post
+from phalanx.transport import HALF_BYTES, Arena, Location, Post
 
 Parts = Sequence[slice]
 Work = Callable[[slice, int], None]
@@ -67,7 +67,7 @@ class Staging:
         self._keeps_own_part = keeps_own_part
         self._longest = max((length_of(part) for own in parts for part in own), default=0)
         self._posts: Sequence[Post] = ()
-        self._half = arena.next_run()
+        self._half = arena.next_half()
         self._is_staging = location is None and len(parts[arena.index]) > 0
         if self._is_staging:
             self._copy(0)
@@ -92,7 +92,7 @@ class Staging:
             start = chunk.stop
             is_last = start >= self._longest
             if not is_last:
-                self._half = self._arena.next_run()
+                self._half = self._arena.next_half()
                 if self._is_staging:
                     self._copy(start)
             # After the last chunk, a rank waits only if others read its own buffer or if it needs the others' work.
@@ -116,19 +116,19 @@ class Staging:
             found = self._arena.pool.read(index, location, start * itemsize, stop * itemsize)
         else:
             at = number * self._chunk_length() * itemsize
-            found = self._arena.stage(index, half)[at : at + (stop - start) * itemsize]
+            found = self._arena.staging(index, half)[at : at + (stop - start) * itemsize]
         return found.view(self.dtype.numpy)
 
     def _chunk_length(self) -> int:
         """Return how many elements of every part fit into a staging buffer together."""
         most = max(map(len, self._parts))
-        return max(1, STAGE_BYTES // (self.dtype.itemsize * max(1, most)))
+        return max(1, HALF_BYTES // (self.dtype.itemsize * max(1, most)))
 
     def _copy(self, begin: int) -> None:
         """Copy the chunk that begins at ``begin``, of every part, into this rank's staging buffer."""
         assert self._source is not None, "a rank whose buffer others read has a source"
         arena, length, itemsize = self._arena, self._chunk_length(), self.dtype.itemsize
-        buffer = arena.stage(arena.index, self._half)
+        buffer = arena.staging(arena.index, self._half)
         for number, part in enumerate(self._parts[arena.index]):
             data = self._source[min(part.start + begin, part.stop) : min(part.start + begin + length, part.stop)]
             at = number * length * itemsize

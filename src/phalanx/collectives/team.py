@@ -15,7 +15,7 @@ from phalanx.collectives.plan import Plan, Receive, Round, Send
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
 from phalanx.collectives.topology import Topology
-from phalanx.transport import Arena, Epoch, Link
+from phalanx.transport import Arena, Epoch, Link, allocate_pages
 from phalanx.wire import Collective
 
 _CARRIES_PARTIAL_SUMS = (Algorithm.RING, Algorithm.TREE)
@@ -38,13 +38,15 @@ class Team:
         inbound: Mapping[int, Link],
         arena: Arena | None,
         epoch: Epoch,
+        *,
+        has_two_cpus: bool = False,
     ) -> None:
         self.rank = rank
         self.names = names
         self.size = topology.size
         self.topology = topology
         self.epoch = epoch
-        self.links = LinkRunner(rank, links, epoch, names[rank])
+        self.links = LinkRunner(rank, links, epoch, names[rank], has_two_cpus=has_two_cpus)
         # What goes to or comes from a single peer has links of its own, since it may wait while a collective runs.
         self._outbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in outbound.items()}
         self._inbound = {peer: LinkRunner(rank, {peer: link}, epoch, names[rank]) for peer, link in inbound.items()}
@@ -178,13 +180,12 @@ class Team:
 
     def allocate(self, call: Call, size_bytes: int) -> Array:
         """Return zeroed memory that the ranks of a host share, or ordinary memory if this rank has no arena."""
-        return self.arena.allocate(call, size_bytes) if self.arena else np.zeros(size_bytes, np.uint8)
+        return self.arena.allocate(call, size_bytes) if self.arena else allocate_pages(size_bytes)
 
     def allocate_own(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return a zeroed array of this rank that the other ranks of its host can read without a copy."""
-        if self.arena is None:
-            return np.zeros(shape, dtype.numpy)
-        return self.arena.arena.pool.allocate(math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape)
+        allocate = self.arena.arena.pool.allocate if self.arena else allocate_pages
+        return allocate(math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape)
 
     def counts(self) -> tuple[int, int, dict[int, float]]:
         """Return the bytes sent and received over links, and the seconds waited for each rank of the world."""
@@ -200,8 +201,7 @@ class Team:
     def close(self) -> None:
         """Close the links and free the memory. Closing twice is harmless."""
         for runner in (self.links, *self._outbound.values(), *self._inbound.values()):
-            for link in runner.links.values():
-                link.close()
+            runner.close()
         if self.arena:
             self.arena.arena.close()
 

@@ -1,7 +1,7 @@
 """Which rank is to blame for a stall, decided from which rank waits for which."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx.errors import CollectiveMismatch
 from phalanx.wire import Cause, Failed, Waiting, odd_one_out
@@ -24,6 +24,13 @@ class Culprit:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "words", self.words[:LONGEST_WORDS])
+
+    def at(self, whereabouts: str) -> "Culprit":
+        """Return the same with words that also say which process the rank is, if that is known."""
+        if not whereabouts:
+            return self
+        addition = f"; rank {self.rank} is {whereabouts}"
+        return replace(self, words=self.words[: LONGEST_WORDS - len(addition)] + addition)
 
 
 @dataclass(slots=True)

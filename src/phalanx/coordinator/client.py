@@ -197,6 +197,8 @@ class CoordinatorClient:
                 events = select.POLLIN | (select.POLLOUT if connection.is_behind else 0)
                 self._poll.register(connection.socket, events)
         timeout_ms = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
+        if connection and connection.has_more:
+            timeout_ms = 0
         return [descriptor for descriptor, _ in self._poll.poll(timeout_ms)]
 
     def _attend(self, participant: Participant) -> None:

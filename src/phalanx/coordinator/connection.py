@@ -3,11 +3,15 @@
 import contextlib
 import logging
 import socket
+from itertools import islice
 
+from phalanx.errors import BadFrame
 from phalanx.transport import NOT_NOW, keep_alive
-from phalanx.wire import FrameReader, Hello, Look, Message, decode
+from phalanx.wire import FrameReader, Header, Hello, Kind, Look, Message, decode
 
 _READ_BYTES = 1 << 16
+_MOST_AT_ONCE = 64  # messages, so that the other connections get their turn
+_MOST_UNSENT_BYTES = 1 << 22  # far more than a worker that is stopped is told before it is given up
 _log = logging.getLogger("phalanx")
 
 
@@ -23,6 +27,8 @@ class Connection:
         self.keep_alive(patience_s)
         self.origin = origin
         self.is_known = self.has_looked = False
+        self.has_more = False
+        """Whether messages, or bytes of some, may have come that no poll shows."""
         self._outbox = bytearray()
         self._reader = FrameReader(limit_bytes)
 
@@ -30,6 +36,11 @@ class Connection:
     def is_behind(self) -> bool:
         """Whether something could not be sent yet."""
         return bool(self._outbox)
+
+    @property
+    def is_choked(self) -> bool:
+        """Whether the other end has not read what it was told for so long that it must not be told more."""
+        return len(self._outbox) > _MOST_UNSENT_BYTES
 
     def keep_alive(self, patience_s: float) -> None:
         """Set the patience: how long the other machine may be out of reach before this connection breaks."""
@@ -52,22 +63,33 @@ class Connection:
                 del self._outbox[: self.socket.send(self._outbox)]
 
     def read_nowait(self) -> list[Message]:
-        """Return the messages that have come; raises ``OSError`` if the other end hung up."""
-        messages: list[Message] = []
-        while True:
+        """Return messages that have come, at most 64; raises ``OSError`` if the other end hung up."""
+        messages = self._take()
+        if not messages:
             try:
                 data = self.socket.recv(_READ_BYTES)
             except NOT_NOW:
-                return messages
+                self.has_more = False
+                return []
             if not data:
                 raise ConnectionResetError("it hung up")
             self._reader.feed(data)
-            messages += [decode(frame[1]) for frame in iter(self._reader.next_frame, None)]
-            if len(data) < _READ_BYTES and not getattr(self.socket, "pending", int)():  # TLS may hold more
-                return messages
+            messages = self._take()
+        is_deciphered = getattr(self.socket, "pending", int)() > 0  # TLS may hold more
+        self.has_more = is_deciphered or len(messages) == _MOST_AT_ONCE
+        return messages
 
     def close(self) -> None:
         """Hang up. Closing twice is harmless."""
         with contextlib.suppress(OSError):
             self.socket.recv(_READ_BYTES)  # or the kernel sends a reset, which may overtake our last message
         self.socket.close()
+
+    def _take(self) -> list[Message]:
+        return [_decode(*frame) for frame in islice(iter(self._reader.next_frame, None), _MOST_AT_ONCE)]
+
+
+def _decode(header: Header, payload: bytes) -> Message:
+    if header.kind is not Kind.CONTROL:
+        raise BadFrame(f"only control messages come here, not {header}")
+    return decode(payload)

@@ -8,12 +8,13 @@ worker is admitted between two steps.
 from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, find_stalled
 from phalanx.coordinator.decision import Decision, Drop, Record, Say, refuse, to
 from phalanx.coordinator.epochs import Epochs
+from phalanx.coordinator.plausible import Bounds
 from phalanx.coordinator.record import Committed, Ended, Line, Past
 from phalanx.coordinator.roster import Roster
 from phalanx.coordinator.standing import describe
 from phalanx.coordinator.steps import Steps
 from phalanx.coordinator.terms import Terms
-from phalanx.coordinator.worker import Worker
+from phalanx.coordinator.worker import NO_RANK, Worker
 from phalanx.wire import (
     Ask,
     Cause,
@@ -30,6 +31,7 @@ from phalanx.wire import (
     Look,
     Message,
     Reason,
+    Refused,
     Waiting,
 )
 
@@ -95,7 +97,11 @@ class Membership:
                 case _:
                     return refuse(connection, "say hello first")
         worker.heard_at = now
+        if self.ended is None and (fault := self._bounds(worker).fault(message)):
+            return self._send_away(worker, fault, now)
         match message:
+            case _ if worker.has_left:
+                return []
             case Leave():
                 return self._hear_leave(worker, now)
             case Halt() if self.ended is None:
@@ -107,6 +113,13 @@ class Membership:
                 return self._hear_member(worker.rank, message, now)
             case _:
                 return []  # it belongs to an epoch that is over
+
+    def hear_garbage(self, connection: int, why: str, now: float) -> list[Decision]:
+        """Return what to do about bytes that are no message: nobody knows where the next one begins."""
+        worker = self._roster.workers.get(connection)
+        if worker is None:
+            return [Say((connection,), Refused(why)), Drop(connection, why)]
+        return self._send_away(worker, why, now, Cause.GARBLED)
 
     def hang_up(self, connection: int, now: float) -> list[Decision]:
         """Return what to do about a connection that closed."""
@@ -123,8 +136,8 @@ class Membership:
         if any(now >= due for due in self._undone_due):
             decisions += self._inquire(Inquiry(now + GRACE_S), now)
         if self._left_due is not None and now >= self._left_due:
-            rank = min(each.rank for each in self._roster.left)
-            decisions += self._go_on(Culprit(Cause.LEFT, rank, f"rank {rank} left the run"), now)
+            leaver = min(self._roster.left, key=lambda each: each.rank)
+            decisions += self._go_on(Culprit(Cause.LEFT, leaver.rank, f"{leaver.title} left the run"), leaver, now)
         decisions += self._form_if_possible(now)
         if self.ended is None and (shortage := self._epochs.shortage(now)):
             decisions += self._halt(shortage)
@@ -175,6 +188,17 @@ class Membership:
         self._roster.members.clear()
         return self._form_if_possible(now)
 
+    def _bounds(self, worker: Worker) -> Bounds:
+        roster = self._roster
+        rank = worker.rank if roster.is_member(worker) else NO_RANK
+        return Bounds(self.epoch, roster.size, self.step, roster.most or 1, worker.step, rank)
+
+    def _send_away(self, worker: Worker, fault: str, now: float, cause: Cause = Cause.LOST) -> list[Decision]:
+        """Refuse a worker that said something that makes no sense: it would say it again if it joined again."""
+        words = f"{worker.title} was sent away for what it sent: {fault}"
+        told = refuse(worker.connection, f"{words}; run the same release of phalanx on every machine")
+        return told + self._lose(worker, words, now, cause)
+
     def _evict(self, worker: Worker, words: str, now: float, cause: Cause = Cause.LOST) -> list[Decision]:
         told: list[Decision] = [Say((worker.connection,), Evict(words)), Drop(worker.connection, words)]
         return told + self._lose(worker, words, now, cause)
@@ -185,12 +209,12 @@ class Membership:
         if worker.has_left or not self._roster.is_member(worker):
             return []
         del self._roster.members[worker.rank]
-        return self._go_on(Culprit(cause, worker.rank, words), now)
+        return self._go_on(Culprit(cause, worker.rank, words), worker, now)
 
-    def _go_on(self, culprit: Culprit, now: float) -> list[Decision]:
-        """End this epoch and begin the next, if that is possible."""
+    def _go_on(self, culprit: Culprit, worker: Worker, now: float) -> list[Decision]:
+        """End this epoch because of a worker, and begin the next, if that is possible."""
         self._forget_questions()
-        return self._epochs.revoke(culprit) + self._form_if_possible(now)
+        return self._epochs.revoke(culprit.at(worker.whereabouts)) + self._form_if_possible(now)
 
     def _form_if_possible(self, now: float) -> list[Decision]:
         if self.ended is not None:
@@ -227,8 +251,9 @@ class Membership:
 
     def _hear_done(self, rank: int, done: Done, now: float) -> list[Decision]:
         outcome = self._steps.hear(rank, done, len(self._roster.members), now)
-        if isinstance(outcome, Halt):
-            return self._halt(outcome)
+        if isinstance(outcome, Culprit):
+            words = outcome.at(self._roster.members[outcome.rank].whereabouts).words
+            return self._halt(Halt(self.step, Reason.DIVERGED, outcome.rank, words))
         if outcome is None:
             return []
         self._epochs.fruitless = 0
@@ -243,28 +268,30 @@ class Membership:
         return decisions
 
     def _hear_accusation(self, rank: int, said: Failed, now: float) -> list[Decision]:
-        if said.cause in (Cause.DISAGREED, Cause.RAISED):
+        if said.cause in (Cause.DISAGREED, Cause.GARBLED, Cause.RAISED):
             return self._condemn(Culprit(said.cause, said.rank, said.words), now)
-        if any(each.rank == said.rank for each in self._roster.left):
-            words = f"rank {said.rank} left the group, and rank {rank} needed it"
-            return self._go_on(Culprit(Cause.LEFT, said.rank, words), now)
+        if leaver := next((each for each in self._roster.left if each.rank == said.rank), None):
+            words = f"{leaver.title} left the group, and rank {rank} needed it"
+            return self._go_on(Culprit(Cause.LEFT, said.rank, words), leaver, now)
         if self._inquiry and self._inquiry.said:
             return []
         return self._inquire(Inquiry(now + GRACE_S, rank, said), now)
 
     def _condemn(self, culprit: Culprit, now: float) -> list[Decision]:
         """End a plain group; let a run continue without the culprit, unless ranks disagree on what to do."""
-        worker = self._roster.members.get(culprit.rank)
-        if self._epochs.is_plain or worker is None:
-            return self._go_on(culprit, now)
+        worker = self._roster.members[culprit.rank]
+        if self._epochs.is_plain:
+            return self._go_on(culprit, worker, now)
         if culprit.cause is Cause.DISAGREED:
-            return self._halt(Halt(self.step, Reason.DIVERGED, culprit.rank, culprit.words))
+            words = culprit.at(worker.whereabouts).words
+            return self._halt(Halt(self.step, Reason.DIVERGED, culprit.rank, words))
         self._roster.benched.add(worker.hello.name)
         return self._evict(worker, culprit.words, now, culprit.cause)
 
     def _hear_look(self, connection: int, now: float) -> list[Decision]:
         if self._inquiry:
-            self._inquiry.lookers.append(connection)
+            if connection not in self._inquiry.lookers:
+                self._inquiry.lookers.append(connection)
             return []
         return self._inquire(Inquiry(now + GRACE_S, lookers=[connection]), now)
 

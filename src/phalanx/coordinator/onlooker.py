@@ -19,7 +19,7 @@ def look(address: Address, deadline: Deadline, credentials: Credentials) -> Stat
         connection.send_nowait(encode(Look()))
         poll = select.poll()
         poll.register(connection.socket, select.POLLIN)
-        while poll.poll(deadline.remaining_s() * 1000):
+        while connection.has_more or poll.poll(deadline.remaining_s() * 1000):
             try:
                 messages = connection.read_nowait()
             except (OSError, PhalanxError) as error:

@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from phalanx.coordinator.terms import Terms
 from phalanx.errors import (
+    BadFrame,
     CollectiveMismatch,
     ConnectError,
     DeadlineExceeded,
     EpochChanged,
     Evicted,
+    GradientCorrupted,
     Halted,
     JoinRefused,
     NonFiniteGradient,
@@ -54,10 +56,12 @@ _ENDINGS = {
     Cause.RAISED: PeerLost,
     Cause.STALLED: DeadlineExceeded,
     Cause.DISAGREED: CollectiveMismatch,
+    Cause.GARBLED: BadFrame,
 }
 _HALTS: dict[Reason, type[Halted]] = {
     Reason.NON_FINITE: NonFiniteGradient,
     Reason.DIVERGED: WeightsDiverged,
+    Reason.CORRUPTED: GradientCorrupted,
     Reason.RAISED: RemoteError,
 }
 

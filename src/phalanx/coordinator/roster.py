@@ -14,6 +14,8 @@ class Roster:
         self.workers: dict[int, Worker] = {}
         self.members: dict[int, Worker] = {}
         self.benched: set[str] = set()  # names of workers that ended an epoch: they wait until a step has succeeded
+        self.size = 0
+        """How many members the present epoch began with."""
         self._terms = terms
         self._size: int | None = None  # what the first worker said, if the terms do not say it
 
@@ -86,4 +88,5 @@ class Roster:
         for rank, worker in ranks.items():
             worker.rank, worker.idle_since = rank, None
         self.members = ranks
+        self.size = len(ranks)
         return ranks

@@ -16,13 +16,14 @@ from phalanx.coordinator.decision import Decision, Drop, Record, Say
 from phalanx.coordinator.journal import Journal
 from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.terms import Terms
-from phalanx.errors import PhalanxError
+from phalanx.errors import BadFrame
 from phalanx.transport import Acceptor, Credentials, Deadline, close_in_children
 from phalanx.wire import Address, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
 
 _LIMIT_BYTES = 1 << 20
 _LOOK_S = 1.0  # the longest wait; a much longer one shows that this process was stopped
 _STOPPED_S = 2.0
+_HELLO_S = 10.0  # a connection that has not said by then what it wants is closed
 _log = logging.getLogger("phalanx")
 
 
@@ -50,6 +51,8 @@ class Coordinator:
         past = journal.past if journal else None
         self._membership = Membership(self._terms, os.urandom(32), past, self._clock.now())
         self._connections: dict[int, Connection] = {}
+        self._unheard: set[int] = set()  # connections of which messages were left for the next round
+        self._silent: dict[int, float] = {}  # connections that have said nothing yet, and until when they have time
         self._numbers = itertools.count()
         self._selector = close_in_children(selectors.DefaultSelector())
         self._deserted = threading.Event()
@@ -111,23 +114,34 @@ class Coordinator:
             self._over.set()
 
     def _attend_to_all(self) -> bool:
-        """Wait until something is to be done, and do it. Return False when the server must stop."""
-        for key, _ in self._selector.select(self._longest_wait_s()):
-            if key.fileobj is self._stop_read:
-                return False
-            if isinstance(key.data, int) and key.data in self._connections:
-                self._attend(key.data)
+        """Wait until something is to be done, and do it. Return False when the server must stop.
+
+        In each round every connection gets its turn, and a connection that says much gets no more than the others.
+        """
+        ready = self._selector.select(self._longest_wait_s())
+        if any(key.fileobj is self._stop_read for key, _ in ready):
+            return False
+        spoke = [key.data for key, _ in ready if isinstance(key.data, int)]  # in the order in which they did
+        for number in dict.fromkeys([*spoke, *self._unheard]):
+            if number in self._connections:
+                self._attend(number)
         for arrival in self._acceptor.arrivals():
             number = next(self._numbers)
             connection = Connection(arrival.socket, arrival.origin, _LIMIT_BYTES, self._terms.patience_s)
             self._connections[number] = connection
+            self._silent[number] = self._clock.now() + _HELLO_S
             self._selector.register(arrival.socket, selectors.EVENT_READ, number)
             self._attend(number)  # TLS may hold its first words already
+        for number, due in list(self._silent.items()):
+            if self._clock.now() >= due:
+                self._drop(number, f"it did not say within {_HELLO_S:g} s what it wants")
         self._carry_out(self._membership.tick(self._clock.now()))
         self._note_who_is_here()
         return True
 
     def _longest_wait_s(self) -> float:
+        if self._unheard:
+            return 0.0
         last = None if self._over.is_set() else self._over_due
         own = [due - self._clock.now() for due in (self._membership.next_tick, last) if due is not None]
         arriving = [] if self._acceptor.next_due is None else [self._acceptor.next_due - time.monotonic()]
@@ -145,16 +159,22 @@ class Coordinator:
 
     def _attend(self, number: int) -> None:
         connection = self._connections[number]
+        self._unheard.discard(number)
         try:
             for message in connection.read_nowait():
                 if number not in self._connections:
                     return  # an earlier message made us close the connection
                 connection.introduce(message)
+                self._silent.pop(number, None)
                 self._carry_out(self._membership.hear(number, message, self._clock.now()))
-        except (OSError, PhalanxError) as error:
+        except OSError as error:
             self._drop(number, str(error))
+        except BadFrame as error:
+            self._carry_out(self._membership.hear_garbage(number, str(error), self._clock.now()))
         else:
             self._send(number)
+            if connection.has_more and number in self._connections:
+                self._unheard.add(number)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -177,7 +197,10 @@ class Coordinator:
                         return  # the messages that follow say that the line was recorded
 
     def _send(self, number: int, frame: bytes = b"") -> None:
-        if connection := self._connections.get(number):
+        connection = self._connections.get(number)
+        if connection and frame and connection.is_choked:
+            self._drop(number, "it does not read what it is told")
+        elif connection:
             was_behind = connection.is_behind
             connection.send_nowait(frame)
             if connection.is_behind != was_behind:
@@ -188,6 +211,8 @@ class Coordinator:
         connection = self._connections.pop(number, None)
         if connection is None:
             return
+        self._unheard.discard(number)
+        self._silent.pop(number, None)
         if connection.is_known:
             _log.log(logging.DEBUG if connection.has_looked else logging.INFO, "%s is gone: %s", connection.origin, why)
         else:

@@ -1,6 +1,7 @@
 """Whether a step counts: it does when every member of the epoch is done with it and all have the same digest."""
 
-from phalanx.wire import Commit, Done, Halt, Reason, odd_one_out
+from phalanx.coordinator.blame import Culprit
+from phalanx.wire import Cause, Commit, Done, odd_one_out
 
 _NEXT = "start all workers again from the last checkpoint, with a new journal"
 
@@ -19,11 +20,9 @@ class Steps:
         self.step = step
         self._forget()
 
-    def hear(self, rank: int, done: Done, size: int, now: float) -> Commit | Halt | None:
+    def hear(self, rank: int, done: Done, size: int, now: float) -> Commit | Culprit | None:
         """Return what follows when one of ``size`` ranks is done; None while others are not."""
-        if done.step != self.step:
-            words = f"rank {rank} is done with step {done.step}, but the run is at step {self.step}"
-            return Halt(self.step, Reason.DIVERGED, rank, f"{words}: {_NEXT}")
+        assert done.step == self.step, "the message was not checked"
         self.dones[rank] = done
         self.done_at[rank] = now
         if len(self.dones) < size:
@@ -31,10 +30,12 @@ class Steps:
         digests = {each: self.dones[each].digest for each in sorted(self.dones)}
         if odd := odd_one_out(digests):
             rank, other = odd
-            mine, theirs = digests[rank].hex()[:16], digests[other].hex()[:16]
+            mine, theirs = digests[rank].hex(), digests[other].hex()
+            if mine[:16] != theirs[:16]:
+                mine, theirs = mine[:16], theirs[:16]
             suspects = f"the machine of rank {rank}" if size > 2 else "both machines"
             words = f"rank {rank} has other weights than rank {other} at step {self.step} (digest {mine}, not {theirs})"
-            return Halt(self.step, Reason.DIVERGED, rank, f"{words}: {_NEXT}, and look at {suspects}")
+            return Culprit(Cause.DISAGREED, rank, f"{words}: {_NEXT}, and look at {suspects}")
         self.last = Commit(self.step, done.digest)
         self.step += 1
         self._forget()

@@ -34,6 +34,12 @@ class Worker:
         """What to call this worker in messages."""
         return "a worker that waited" if self.rank == NO_RANK else f"rank {self.rank}"
 
+    @property
+    def whereabouts(self) -> str:
+        """The process and the machine, as people know them; empty if the worker did not say."""
+        host = self.hello.name.partition(":")[0]  # a name begins with it
+        return f"process {self.hello.pid} on {host}" if host else ""
+
     def ask(self, now: float) -> None:
         """Note that this worker was asked what it waits for."""
         if self.idle_since is None:

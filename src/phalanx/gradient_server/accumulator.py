@@ -117,7 +117,11 @@ def check_alike(shapes: Sequence[object], contributions: Sequence[gradient.Gradi
     found = odd_one_out(dict(enumerate(shapes)))
     if found:
         odd, other = found
-        words = f"{names[odd]} sent {contributions[odd]}, but {names[other]} sent {contributions[other]}"
+        sent, theirs = contributions[odd], contributions[other]
+        words = f"{names[odd]} sent {sent}, but {names[other]} sent {theirs}"
+        if str(sent) == str(theirs):  # many components: only the first ones are shown
+            pairs = enumerate(zip(sent.sizes, theirs.sizes, strict=False))
+            words += next((f", and component {at} has {a} and {b} elements" for at, (a, b) in pairs if a != b), "")
         raise CollectiveMismatch(f"{words}: all workers must train the same model", peer=odd)
 
 

@@ -27,7 +27,7 @@ from phalanx.gradient_server.halt import to_error
 from phalanx.gradient_server.lanes import Lanes
 from phalanx.gradient_server.peer import OurWire, Peer, Wire
 from phalanx.gradient_server.server import check_dialect
-from phalanx.transport import Credentials, Deadline, StreamLink, call, connect, format_address
+from phalanx.transport import Credentials, Deadline, Epoch, StreamLink, Wait, call, connect, format_address
 from phalanx.wire import Address, Purpose, gradient
 
 _SERVER = 0  # a worker has no other peer
@@ -68,6 +68,7 @@ class WorkerClient:
         self._joined: gradient.WorkerJoined | None = None
         self._is_ended = False
         self._error: PhalanxError | None = None
+        self._epoch: Epoch | None = None
         try:
             joined = self._join(name)
             self._rows = 1 if lanes is None else len(Lanes(lanes, joined.workers).pieces(joined.worker))
@@ -78,6 +79,13 @@ class WorkerClient:
         """This worker's number, counted from 0."""
         self.workers = joined.workers
         """How many workers there are."""
+
+    def watch(self, epoch: Epoch) -> None:
+        """End every later wait when ``epoch`` is revoked, and say in it that this worker waits for all the others.
+
+        Then the coordinator finds a worker that is stopped: the server cannot tell it from one that is slow.
+        """
+        self._epoch = epoch
 
     def receive_shard(self) -> gradient.WorkerSamples | None:
         """Wait for the samples of the next step, and return them; None when there is no more work."""
@@ -182,6 +190,17 @@ class WorkerClient:
 
     def _move(self, is_done: Callable[[], bool], doing: str) -> None:
         """Send and receive until ``is_done``, or raise the error that prevents it."""
+        if self._epoch is None:
+            self._move_on(is_done, doing)
+            return
+        others = tuple(number for number in range(self.workers) if number != self.worker)
+        self._epoch.begin_wait(Wait(others, doing))
+        try:
+            self._move_on(is_done, doing)
+        finally:
+            self._epoch.end_wait()
+
+    def _move_on(self, is_done: Callable[[], bool], doing: str) -> None:
         deadline = Deadline.after(self._timeout_s)
         while self._error is None and not is_done():
             try:
@@ -205,12 +224,17 @@ class WorkerClient:
     def _wait(self, deadline: Deadline) -> bool:
         """Wait until something can be sent or received; return False if the deadline passes first."""
         poll = select.poll()
+        if self._epoch:
+            poll.register(self._epoch, select.POLLIN)
         # While there is more to send, do not wake up for arriving data, unless it is an earlier mean: the server reads
         # on only when that mean has been taken.
         is_listening = self._peer.is_quiet or len(self._sent) > 1
         events = (select.POLLIN if is_listening else 0) | (0 if self._peer.is_quiet else select.POLLOUT)
         poll.register(self._peer, events)
-        return not deadline.has_passed and bool(poll.poll(deadline.remaining_s() * 1000))
+        has_happened = not deadline.has_passed and bool(poll.poll(deadline.remaining_s() * 1000))
+        if self._epoch:
+            self._epoch.check()
+        return has_happened
 
     def _fail(self, error: PhalanxError) -> None:
         self._error = self._error or error  # the first error is the cause of the others

@@ -1,6 +1,6 @@
 """Translation between entrenar's messages and ours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from phalanx.errors import BadFrame, CollectiveMismatch
 from phalanx.wire import entrenar, gradient
@@ -128,6 +128,12 @@ class EntrenarWire:
                 f"it sent {message} as worker {worker}, but it is worker {self._worker}", peer=self._worker
             )
         return message
+
+
+def split_samples(total: int, workers: int) -> Sequence[slice]:
+    """Return the samples of each worker as entrenar's server divides them: the last worker gets what is left over."""
+    share = total // workers
+    return [slice(n * share, total if n == workers - 1 else (n + 1) * share) for n in range(workers)]
 
 
 def _to_averaged(mean: gradient.Mean) -> entrenar.Gradient:

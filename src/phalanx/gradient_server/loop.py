@@ -151,10 +151,11 @@ class Star:
                 raise BadFrame(f"a worker must not send {type(event.message).__name__} now")
 
     def _join(self, worker: RemoteWorker, name: str) -> None:
-        worker.name = name if name.isprintable() else ascii(name)  # a stranger may send control characters
+        worker.name = name
+        is_foreign = isinstance(worker.peer.wire, EntrenarWire)  # entrenar tells its workers apart by their numbers
         if self.is_complete.is_set():
             self._refuse(worker, f"all {self._size} workers have joined already")
-        elif name and name in (member.name for member in self.members.values()):
+        elif name and not is_foreign and name in (member.name for member in self.members.values()):
             self._refuse(worker, f"there is a worker with the name {name} already")
         else:
             worker.number = min(set(range(self._size)) - self.members.keys())

@@ -15,6 +15,7 @@ from phalanx.gradient_server.collect import (
     make_scratch,
     until_quiet,
 )
+from phalanx.gradient_server.entrenar import split_samples
 from phalanx.gradient_server.lanes import Lanes
 from phalanx.gradient_server.loop import Star
 from phalanx.gradient_server.worker import Result, Task
@@ -83,7 +84,10 @@ class GradientServer:
             )
 
     def send_shards(self, step: int) -> None:
-        """Divide the samples of a step among the workers as evenly as possible, and tell each worker its own."""
+        """Divide the samples of a step among the workers, and tell each worker its own.
+
+        Shares differ by at most 1 sample. With ``dialect="entrenar"`` the last worker gets all that is left over.
+        """
         if self.total_samples < 1:
             raise ConfigError(
                 f"there are {self.total_samples} samples to divide among the workers: set total_samples first"
@@ -131,7 +135,8 @@ class GradientServer:
 
     def _share_out(self, step: int) -> Task[None]:
         workers = self._star.workers
-        for worker, part in zip(workers, even_parts(self.total_samples, self._size), strict=True):
+        split = split_samples if self._arithmetic is Arithmetic.ENTRENAR else even_parts
+        for worker, part in zip(workers, split(self.total_samples, self._size), strict=True):
             worker.peer.say(gradient.WorkerSamples(step=step, start=part.start, stop=part.stop))
         yield from until_quiet(workers)
 

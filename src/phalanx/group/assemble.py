@@ -19,6 +19,8 @@ from phalanx.transport import (
     LazyLink,
     Link,
     Place,
+    machine_of,
+    usable_cpus,
     why_apart,
     why_not_share_memory,
 )
@@ -66,7 +68,9 @@ def assemble(
     # The sender dials, so that a send need not wait until its peer calls recv.
     outbound = links(lambda peer, deadline: connector.dial(channel_key, own, peer, deadline, epoch))
     inbound = links(lambda peer, deadline: connector.accept(channel_key, own, peer, deadline, epoch))
-    return Team(rank, names, topology, collective, outbound, inbound, arena, epoch)
+    neighbours = sum(machine_of(host) == machine_of(hosts[rank]) for host in hosts)
+    has_two_cpus = usable_cpus() >= 2 * neighbours
+    return Team(rank, names, topology, collective, outbound, inbound, arena, epoch, has_two_cpus=has_two_cpus)
 
 
 def _share_memory(

@@ -151,7 +151,7 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
         step=join.step,
         patience_s=join.patience_s,
         stall_s=join.stall_s,
-        name=f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}",
+        name=f"{socket.gethostname()}:{os.getpid()}:{os.urandom(8).hex()}",
     )
 
 

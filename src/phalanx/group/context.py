@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from phalanx.errors import CollectiveMismatch, DeadlineExceeded, PeerLost, PhalanxError
+from phalanx.errors import BadFrame, CollectiveMismatch, DeadlineExceeded, PeerLost, PhalanxError
 from phalanx.transport import Connector, Deadline, Epoch
 from phalanx.wire import Cause, Commit, Reason, Welcome
 
@@ -57,6 +57,8 @@ def _cause_of(error: PhalanxError) -> Cause | None:
     match error:
         case CollectiveMismatch():
             return Cause.DISAGREED
+        case BadFrame():
+            return Cause.GARBLED
         case DeadlineExceeded():
             return Cause.STALLED
         case PeerLost():

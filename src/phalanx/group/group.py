@@ -4,6 +4,7 @@ import atexit
 import copy
 import hashlib
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -75,6 +76,7 @@ class Group(Calls):
         self._resources = Resources(team, leave)
         self._sequences: Counter[Channel | None] = Counter()
         self._subgroups: WeakSet[Group] = WeakSet()
+        self._asking = threading.Lock()
         self._times_asked: Counter[tuple[int, ...]] = Counter()  # for the same subgroup
         self._calls = [0] * (max(Collective) + 1)
         self._seconds = 0.0
@@ -145,8 +147,10 @@ class Group(Calls):
         """
         axes, kind = check_shape(shape), DType.parse(dtype)
         if shared:
-            return self._now(self._operations.allocate(axes, kind), None)[0]
-        return self._team.allocate_own(axes, kind)
+            made = self._now(self._operations.allocate(axes, kind), None)[0]
+        else:
+            made = self._team.allocate_own(axes, kind)
+        return made if isinstance(dtype, DType | str) else made.view(dtype)
 
     def subgroup(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> "Group":
         """Return a group of these ranks, numbered in the given order. Exactly these ranks call this."""
@@ -156,8 +160,9 @@ class Group(Calls):
         if self.rank not in wanted:
             raise ConfigError(f"rank {self.rank} is not among {list(wanted)}: only members of a subgroup ask for it")
         self._check_usable()
-        self._times_asked[wanted] += 1
-        key = hashlib.sha256(self._key + repr((wanted, self._times_asked[wanted])).encode()).digest()[:16]
+        with self._asking:  # threads that ask at the same time get different keys
+            self._times_asked[wanted] += 1
+            key = hashlib.sha256(self._key + repr((wanted, self._times_asked[wanted])).encode()).digest()[:16]
         names = [self._names[rank] for rank in wanted]
         seconds = timeout_s or self.timeout_s
         name = self._names[self.rank]

@@ -166,7 +166,7 @@ class Operations:
         parts = [slice(part.start * row, part.stop * row) for part in rows]
         own = rows[self._team.rank]
         shape = (own.stop - own.start, *array.shape[1:])
-        target = np.empty(shape, dtype.numpy) if out is None else out
+        target = np.empty(shape, array.dtype) if out is None else out
         target_flat = check_target(target, shape, dtype, "out")
 
         signature = _signature(Collective.REDUCE_SCATTER, dtype, array.size, reduction)
@@ -176,7 +176,7 @@ class Operations:
         """Collect the arrays of all ranks, stacked by rank."""
         flat, dtype = flatten(array, "array")
         shape = (self._team.size, *array.shape)
-        target = np.empty(shape, dtype.numpy) if out is None else out
+        target = np.empty(shape, array.dtype) if out is None else out
         target_flat = check_target(target, shape, dtype, "out")
         parts = even_parts(len(target_flat), self._team.size)
 
@@ -208,7 +208,7 @@ class Operations:
         # Without a group, this half is not compared with other ranks: a slow rank may still be in the first half.
         data = call._replace(signature=_signature(Collective.ALL_GATHER, dtype, len(target)), group="")
         self._team.all_gather(data, flat, parts, target)
-        listed += [target[part].reshape(-1, *array.shape[1:]) for part in parts]
+        listed += [target[part].view(array.dtype).reshape(-1, *array.shape[1:]) for part in parts]
 
     def broadcast(self, array: Array, root: int) -> Operation[Array]:
         """Copy the root's array to all ranks."""
@@ -232,10 +232,10 @@ class Operations:
         """Collect the arrays of all ranks, stacked by rank, on the root; the result is None on other ranks."""
         flat, dtype = flatten(array, "array")
         is_root = self._rank(root, "root") == self._team.rank
-        target = np.empty((self._team.size, *array.shape), dtype.numpy) if is_root else None
+        target = np.empty((self._team.size, *array.shape), array.dtype) if is_root else None
 
         signature = _signature(Collective.GATHER, dtype, array.size * self._team.size, root=root)
-        target_flat = None if target is None else target.reshape(-1)
+        target_flat = None if target is None else flatten(target, "out")[0]
         return Operation(signature, self._team.gather, (flat, target_flat), target)
 
     def scatter(self, array: Array | None, out: Array, root: int) -> Operation[Array]:
@@ -259,10 +259,10 @@ class Operations:
             raise ConfigError(
                 f"the first axis of {array.shape} must be a multiple of {self._team.size}, one part a rank"
             )
-        target = np.empty(array.shape, dtype.numpy)
+        target = np.empty(array.shape, array.dtype)
 
         signature = _signature(Collective.ALL_TO_ALL, dtype, array.size)
-        return Operation(signature, self._team.all_to_all, (flat, target.reshape(-1)), target)
+        return Operation(signature, self._team.all_to_all, (flat, flatten(target, "out")[0]), target)
 
     def send(self, array: Array, to: int) -> Operation[None]:
         """Send an array to one peer."""

@@ -3,9 +3,17 @@
 from collections.abc import Callable
 from typing import Self
 
-from phalanx.errors import DeadlineExceeded, EpochChanged, Halted, NonFiniteGradient, RemoteError, WeightsDiverged
+from phalanx.errors import (
+    DeadlineExceeded,
+    EpochChanged,
+    GradientCorrupted,
+    Halted,
+    NonFiniteGradient,
+    RemoteError,
+    WeightsDiverged,
+)
 from phalanx.group.context import GroupContext
-from phalanx.transport import Deadline
+from phalanx.transport import Deadline, Epoch
 from phalanx.wire import Commit, Reason
 
 _LOOK_S = 0.05  # how often to look whether the epoch still holds, while nothing is heard
@@ -13,6 +21,7 @@ _LOOK_S = 0.05  # how often to look whether the epoch still holds, while nothing
 _REASONS: dict[type[Halted], Reason] = {
     NonFiniteGradient: Reason.NON_FINITE,
     WeightsDiverged: Reason.DIVERGED,
+    GradientCorrupted: Reason.CORRUPTED,
     RemoteError: Reason.RAISED,
 }
 
@@ -27,6 +36,11 @@ class RunMember:
         self._context = context
         self._timeout_s = timeout_s
         self._leave = leave
+
+    @property
+    def epoch(self) -> Epoch:
+        """This membership: it ends every wait when it is revoked."""
+        return self._context.epoch
 
     def commit(self, loss: float, digest: bytes) -> None:
         """As ``Group.commit``."""

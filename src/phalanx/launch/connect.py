@@ -10,6 +10,7 @@ from phalanx.errors import ConfigError, ConnectError, JoinRefused, PhalanxError,
 from phalanx.group import Group, Join, Over, alone
 from phalanx.group import connect as join_group
 from phalanx.launch.env import Launch, parse_over, read_launch
+from phalanx.launch.rank_channel import tell_rank
 from phalanx.transport import Deadline, is_loopback
 from phalanx.wire import Address
 
@@ -44,9 +45,11 @@ def connect(
         lanes=lanes,
         step=step,
     )
-    if not launch.is_hosted:
-        return join_group(join)
-    return _host(launch, join) if launch.rank == 0 else _seek(join)
+    if launch.is_hosted:
+        return _host(launch, join) if launch.rank == 0 else _seek(join)
+    group = join_group(join)
+    tell_rank(launch.channel, group.rank)
+    return group
 
 
 def make_join(launch: Launch, timeout_s: float) -> Join:

@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import FrameType
-from typing import IO, BinaryIO, Self
+from typing import IO, Self, TextIO
 
 from phalanx.launch import worker
-from phalanx.launch.env import Launch, worker_environ
+from phalanx.launch.env import Launch, wants_colour, worker_environ
 from phalanx.launch.output import Lines, Tail, prefix, write_lines
-from phalanx.launch.verdict import End, first_failure
+from phalanx.launch.rank_channel import RankChannel
+from phalanx.launch.stopping import Stopping
+from phalanx.launch.verdict import End, Name
 from phalanx.transport import shortage_in_words, usable_cpus
 
 _LOOK_S = 0.05  # how often to check workers that print nothing
 _READ_BYTES = 1 << 16
-_GRACE_S = 2.0  # after a worker failed, until the others get a signal: they notice by themselves and report more
-_LAST_S = 3.0  # from the signal to stop until SIGKILL
 
 
 class Signals:
@@ -41,20 +42,22 @@ class Signals:
 
 
 class Crew:
-    """All ``size`` workers of one run, called ``noun`` 0, 1, ...; workers left at the end of the block are killed.
+    """All ``size`` workers of one run; workers left at the end of the block are killed.
 
-    When a worker fails or a signal arrives, the workers have ``grace_s`` to end; when a second signal arrives, 3 s.
+    A worker is called by its rank as soon as that is known. ``stopping`` decides how workers end when one fails or a
+    signal arrives. A worker that is suspended for ``stall_s`` before it has joined is killed: the others wait for it,
+    and the coordinator does not know it yet.
     """
 
-    def __init__(self, noun: str, size: int, grace_s: float = _LAST_S) -> None:
-        self._grace_s = grace_s
-        self._noun = noun
+    def __init__(self, size: int, stopping: Stopping, stall_s: float) -> None:
         self._size = size
+        self._stopping = stopping
+        self._stall_s = stall_s
         self.ends: list[End] = []
         self._running: list[_Worker] = []
-        self._selector = selectors.DefaultSelector()
-        self._steps: list[tuple[float, signal.Signals]] = []  # when to send which signal to the workers that are left
-        self._is_stopping = False
+        with shortage_in_words("cannot start workers"):
+            self._selector = selectors.DefaultSelector()
+            self._channel = RankChannel()
 
     def __enter__(self) -> Self:
         return self
@@ -63,40 +66,50 @@ class Crew:
         for each in self._running:
             each.kill()
         self._selector.close()
+        self._channel.close()
 
     def start(self, launch: Launch, command: list[str]) -> None:
         """Start the next worker."""
         number = len(self._running) + len(self.ends)
-        with shortage_in_words(f"cannot start {self._noun} {number}"):
-            self._running.append(_Worker(launch, command, number, self._noun, self._size, self._selector))
+        name = Name("worker", number) if launch.rank is None else Name("rank", launch.rank)
+        with shortage_in_words(f"cannot start {name}"):
+            self._running.append(_Worker(launch, command, number, name, self._size, self._selector, self._channel))
 
     def work(self, signals: Signals) -> None:
         """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""
         heard = 0
         while self._running:
-            for key, _ in self._selector.select(_LOOK_S):
+            ready = self._selector.select(_LOOK_S)
+            self._channel.read_nowait()
+            for key, _ in ready:
                 key.data.pass_on_nowait()
             now = time.monotonic()
+            self._end_suspended(now)
             self._note_ends(now)
-            if not self._steps and not self._is_stopping and first_failure(self.ends):
-                self._steps = [(now + _GRACE_S, signal.SIGTERM), (now + _GRACE_S + self._grace_s, signal.SIGKILL)]
-            if len(signals.received) > heard:
-                last_s = _LAST_S if heard else self._grace_s
-                heard = len(signals.received)
-                self._steps = [(now, signals.received[-1]), (now + last_s, signal.SIGKILL)]
-            while self._steps and self._steps[0][0] <= now:
-                self._is_stopping = True
+            have_joined = len(self._channel.ranks) == self._size
+            if any(end.code != 0 for end in self.ends):
+                self._stopping.fail(now, have_joined=have_joined)
+            for number in signals.received[heard:]:
+                self._stopping.ask(now, number, have_joined=have_joined)
+                heard += 1
+            for number in self._stopping.due(now):
                 for each in self._running:
-                    each.send(self._steps[0][1])
-                del self._steps[0]
+                    each.stop(number)
+
+    def _end_suspended(self, now: float) -> None:
+        for each in self._running:
+            if not each.has_joined and each.suspended_s(now) >= self._stall_s:
+                each.give_up(f"it was suspended for {self._stall_s:g} s before it joined the group")
 
     def _note_ends(self, now: float) -> None:
         for each in list(self._running):
             code = each.poll()
             if code is not None:
                 self._running.remove(each)
-                end = End(rank=each.rank, code=code, at=now, stderr=each.finish(), was_stopped=self._is_stopping)
-                self.ends.append(end)
+                self._channel.read_nowait()  # it may have joined just before it ended
+                stderr = each.finish()
+                was_stopped = self._stopping.has_begun
+                self.ends.append(End(each.name, code=code, at=now, stderr=stderr, was_stopped=was_stopped))
 
 
 class _Worker:
@@ -107,50 +120,95 @@ class _Worker:
         launch: Launch,
         command: list[str],
         number: int,
-        noun: str,
+        name: Name,
         size: int,
         selector: selectors.BaseSelector,
+        channel: RankChannel,
     ) -> None:
-        self.rank = number
-        before = [prefix(noun, number, size, is_coloured=each.isatty()) for each in (sys.stdout, sys.stderr)]
+        self._number = number
+        self._first_name = name
+        self._size = size
+        self._channel = channel
+        self._suspended_at: float | None = None
+        self._last_words = ""
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program
             [sys.executable, "-I", "-S", worker.__file__, str(os.getpid()), *command],
-            env=worker_environ(launch, threads=max(1, usable_cpus() // size)),
+            env=worker_environ(
+                replace(launch, channel=channel.name_for(number)), threads=max(1, usable_cpus() // size)
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pass_fds=[channel.writer],
             start_new_session=True,  # so that processes it starts can be stopped with it
         )
         assert self._process.stdout
         assert self._process.stderr
         self._tail = Tail()
         self._pipes = [
-            _Pipe(self._process.stdout, sys.stdout.buffer, before[0], selector),
-            _Pipe(self._process.stderr, sys.stderr.buffer, before[1], selector, self._tail),
+            _Pipe(self._process.stdout, sys.stdout, self, selector),
+            _Pipe(self._process.stderr, sys.stderr, self, selector, self._tail),
         ]
+
+    @property
+    def name(self) -> Name:
+        """What to call it: its rank, if that is known."""
+        rank = self._channel.ranks.get(self._number)
+        return self._first_name if rank is None else Name("rank", rank)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it has told its rank."""
+        return self._number in self._channel.ranks
+
+    def prefix(self, *, is_coloured: bool) -> bytes:
+        """Return what to print before each of its lines."""
+        return prefix(self.name, self._size, is_coloured=is_coloured)
 
     def poll(self) -> int | None:
         """Return its exit code, or minus the signal that killed it; None while it runs."""
         return self._process.poll()
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the worker and to the processes it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+    def suspended_s(self, now: float) -> float:
+        """Return for how long it has been suspended; 0 if it runs or has ended, or where the system does not tell."""
+        stopped = None
+        if not hasattr(os, "waitid"):  # macOS
+            return 0.0
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            stopped = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        if stopped is None:
+            self._suspended_at = None
+        elif self._suspended_at is None:
+            self._suspended_at = now
+        return 0.0 if self._suspended_at is None else now - self._suspended_at
+
+    def give_up(self, words: str) -> None:
+        """Kill it; ``words`` say why, after all that it wrote to stderr."""
+        self._last_words = words
+        self._send(signal.SIGKILL)
+
+    def stop(self, number: signal.Signals) -> None:
+        """Send a signal to the worker and to the processes it started, and let it act on it if it was suspended."""
+        self._send(number)
+        self._send(signal.SIGCONT)
 
     def finish(self) -> str:
         """Kill processes that it left behind, print its unread output, and return the end of its stderr."""
-        self.send(signal.SIGKILL)
+        self._send(signal.SIGKILL)
         for pipe in self._pipes:
             pipe.finish()
-        return self._tail.text()
+        return self._tail.text() + self._last_words
 
     def kill(self) -> None:
         """Kill it at once. Its unread output is lost."""
-        self.send(signal.SIGKILL)
+        self._send(signal.SIGKILL)
         self._process.wait()
         for pipe in self._pipes:
             pipe.close()
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
 
 class _Pipe:
@@ -159,16 +217,17 @@ class _Pipe:
     def __init__(
         self,
         source: IO[bytes],
-        target: BinaryIO,
-        before: bytes,
+        target: TextIO,
+        worker: _Worker,
         selector: selectors.BaseSelector,
         tail: Tail | None = None,
     ) -> None:
         os.set_blocking(source.fileno(), False)
         selector.register(source, selectors.EVENT_READ, self)
         self._source = source
-        self._target = target
-        self._prefix = before
+        self._target = target.buffer
+        self._is_coloured = wants_colour(is_terminal=target.isatty())
+        self._worker = worker
         self._selector = selector
         self._tail = tail
         self._lines = Lines()
@@ -186,14 +245,14 @@ class _Pipe:
             return False
         if self._tail:
             self._tail.feed(data)
-        write_lines(self._target, self._prefix, self._lines.feed(data))
+        self._write(self._lines.feed(data))
         return True
 
     def finish(self) -> None:
         """Copy everything that is there, and the last line even if it has no line end."""
         while self.pass_on_nowait():
             pass
-        write_lines(self._target, self._prefix, self._lines.end())
+        self._write(self._lines.end())
         self.close()
 
     def close(self) -> None:
@@ -201,3 +260,6 @@ class _Pipe:
         if not self._source.closed:
             self._selector.unregister(self._source)
             self._source.close()
+
+    def _write(self, lines: list[bytes]) -> None:
+        write_lines(self._target, self._worker.prefix(is_coloured=self._is_coloured), lines)

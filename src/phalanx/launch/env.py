@@ -27,6 +27,7 @@ _SUPERSEDED = {
     "PHALANX_SIZE",
     "PHALANX_PATIENCE",
     "PHALANX_STALL",
+    "PHALANX_CHANNEL",
     *_TLS_NAMES,
 }
 
@@ -41,7 +42,7 @@ class Launch:
 
     ``coordinator`` lists the addresses at which the coordinator may be. With ``is_hosted`` the launcher did not start
     one: rank 0 starts it, at the first of these addresses that is free. ``rank``, ``size``, ``patience_s`` and
-    ``stall_s`` are None if the coordinator decides them.
+    ``stall_s`` are None if the coordinator decides them. ``channel`` is for ``tell_rank``.
     """
 
     rank: int | None
@@ -54,6 +55,7 @@ class Launch:
     patience_s: float | None = None
     stall_s: float | None = None
     credentials: Credentials = field(default_factory=Credentials)
+    channel: str | None = None
 
 
 def read_launch() -> Launch | None:
@@ -62,7 +64,13 @@ def read_launch() -> Launch | None:
     if launch is None:
         return None
     patience_s, stall_s = read_times()
-    return replace(launch, credentials=read_credentials(), patience_s=patience_s, stall_s=stall_s)
+    return replace(
+        launch,
+        credentials=read_credentials(),
+        patience_s=patience_s,
+        stall_s=stall_s,
+        channel=os.environ.get("PHALANX_CHANNEL"),
+    )
 
 
 def read_times(patience_s: float | None = None, stall_s: float | None = None) -> tuple[float | None, float | None]:
@@ -142,6 +150,8 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
         told["PHALANX_PATIENCE"] = str(launch.patience_s)
     if launch.stall_s is not None:
         told["PHALANX_STALL"] = str(launch.stall_s)
+    if launch.channel is not None:
+        told["PHALANX_CHANNEL"] = launch.channel
     if launch.credentials.token is not None:
         told["PHALANX_TOKEN"] = launch.credentials.token.decode()
     if tls := launch.credentials.tls:
@@ -149,6 +159,11 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in _SUPERSEDED}
     # Without CUBLAS_WORKSPACE_CONFIG, cuBLAS may add up in another order each time.
     return {"OMP_NUM_THREADS": str(threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **inherited, **told}
+
+
+def wants_colour(*, is_terminal: bool) -> bool:
+    """Return whether to write in colours: only to a terminal that has them, and unless NO_COLOR is set."""
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def parse_over(text: str, name: str) -> Over:

@@ -1,6 +1,5 @@
 """Runs a program on several workers of this machine."""
 
-import os
 import secrets
 import signal
 import sys
@@ -13,7 +12,8 @@ from phalanx.errors import ConfigError
 from phalanx.group import Over
 from phalanx.launch.crew import Crew, Signals
 from phalanx.launch.env import Launch
-from phalanx.launch.verdict import first_failure, report
+from phalanx.launch.stopping import Stopping
+from phalanx.launch.verdict import judge
 from phalanx.transport import Credentials, make_token, shortage_in_words
 from phalanx.wire import Address
 
@@ -23,7 +23,9 @@ class Program:
     """What to run: a script or module with its arguments, on how many workers, and how they are connected.
 
     ``hosts`` is the number of simulated machines, over which the ranks are spread evenly. ``patience_s`` and
-    ``stall_s`` are None for the defaults. ``grace_s`` is how long workers may take to end after a signal.
+    ``stall_s`` are None for the defaults. ``grace_s`` is how long workers that have joined may take to end after a
+    signal. They get ``stop_signal``, or the signal that arrived. With ``has_ranks``, worker number n asks for rank n;
+    otherwise workers get their ranks when they join.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Program:
     patience_s: float | None = None
     stall_s: float | None = None
     grace_s: float = 3.0
+    stop_signal: signal.Signals | None = None
+    has_ranks: bool = True
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -64,7 +68,7 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
     with serving as coordinator:
         launches = [
             Launch(
-                rank=rank,
+                rank=rank if program.has_ranks else None,
                 size=program.workers,
                 job=job,
                 coordinator=(coordinator.address,),
@@ -74,7 +78,7 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
             )
             for rank in range(program.workers)
         ]
-        return start(program, launches, "rank")
+        return start(program, launches)
 
 
 def join(program: Program, coordinator: Address, credentials: Credentials) -> int:
@@ -89,28 +93,29 @@ def join(program: Program, coordinator: Address, credentials: Credentials) -> in
         stall_s=program.stall_s,
         credentials=credentials,
     )
-    return start(program, [launch] * program.workers, "worker")
+    return start(program, [launch] * program.workers)
 
 
-def start(program: Program, launches: Sequence[Launch], noun: str) -> int:
+def start(program: Program, launches: Sequence[Launch]) -> int:
     """Start the workers, and return the exit status: 0, or that of the worker that failed first.
 
-    The output of the workers is printed line by line, each line with the number of its worker in front. SIGINT and
+    The output of the workers is printed line by line, each line with the rank of its worker in front. SIGINT and
     SIGTERM are passed on to the workers, so only the main thread can call this. When it returns, all workers have
     ended, and so have the processes that they started, except those that began a session of their own.
     """
-    with Signals() as signals, Crew(noun, len(launches), program.grace_s) as crew:
+    stopping = Stopping(program.grace_s, program.stop_signal)
+    stall_s = Terms.exactly(None, stall_s=program.stall_s).stall_s
+    with Signals() as signals, Crew(len(launches), stopping, stall_s) as crew:
         try:
             for launch in launches:
                 crew.start(launch, program.command)
             crew.work(signals)
         except BrokenPipeError:  # nobody reads our output any longer
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
             return 128 + signal.SIGPIPE
     if signals.received:
         return 128 + signals.received[0]
-    failure = first_failure(crew.ends)
-    if failure is None:
+    verdict = judge(crew.ends)
+    if verdict is None:
         return 0
-    sys.stderr.write(f"\n{report(failure, noun)}")
-    return failure.status
+    sys.stderr.write(f"\n{verdict}")
+    return verdict.witness.status

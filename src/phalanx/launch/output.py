@@ -2,6 +2,8 @@
 
 from typing import BinaryIO
 
+from phalanx.launch.verdict import Name
+
 _LONGEST_LINE_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
 _COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI colours, the most readable first
@@ -42,11 +44,11 @@ class Tail:
         return self._bytes.decode(errors="replace")
 
 
-def prefix(noun: str, number: int, size: int, *, is_coloured: bool) -> bytes:
+def prefix(name: Name, size: int, *, is_coloured: bool) -> bytes:
     """Return the prefix of each line of one of ``size`` workers. It is equally wide for all workers."""
-    words = f"[{noun} {number:>{len(str(size - 1))}}]"
+    words = f"[{name.noun} {name.number:>{len(str(size - 1))}}]"
     if is_coloured:
-        words = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{words}\x1b[0m"
+        words = f"\x1b[{_COLOURS[name.number % len(_COLOURS)]}m{words}\x1b[0m"
     return words.encode() + b" "
 
 

@@ -4,20 +4,37 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINES = 20
-_CONSEQUENCES = tuple(f"phalanx.errors.{name}: " for name in ("PeerLost", "EpochChanged", "RemoteError"))
+_ERROR = re.compile(
+    r"^phalanx\.errors\.(PeerLost|EpochChanged|ConnectError|DeadlineExceeded|CollectiveMismatch|Halted|RemoteError"
+    r"|NonFiniteGradient|WeightsDiverged): (.*)",
+    re.MULTILINE,
+)
+# How errors name the rank that they are about, the clearest words first. The last one may begin with who tells it.
+_BLAME = (r"rank (\d+) holds everybody up", r"for rank (\d+), which does nothing", r"(?:rank|worker) (\d+)(?!\d*: )")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Name(NamedTuple):
+    """What to call a worker: "rank" and its rank or, as long as that is not known, "worker" and its number here."""
+
+    noun: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.noun} {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """How a worker ended: its exit code, or minus the signal that killed it, and the last of what it wrote to stderr.
 
     ``at`` is when it ended; ``was_stopped`` says that the launcher was stopping the workers by then.
     """
 
-    rank: int
+    name: Name
     code: int
     at: float
     stderr: str = ""
@@ -39,27 +56,57 @@ class End:
             return f"was killed by signal {-self.code}"
 
     @property
+    def blamed(self) -> Name | None:
+        """The rank that this worker's last words are about, if they are an error of Phalanx about a rank."""
+        errors = list(_ERROR.finditer(self.stderr))
+        if not errors or (errors[-1][1] != "RemoteError" and _TRACEBACK in self.stderr[errors[-1].end() :]):
+            return None  # nested tracebacks are those of another rank, and others mean that this one failed afterwards
+        found = next(filter(None, (re.search(pattern, errors[-1][2]) for pattern in _BLAME)), None)
+        return found and Name("rank", int(found[1]))
+
+    @property
     def is_consequence(self) -> bool:
         """Whether this worker failed only because another rank failed."""
-        last = self.stderr.rstrip().rpartition("\n")[2]
-        named = {int(rank) for rank in re.findall(r"\b(?:rank|worker) (\d+)", last)}
-        return last.startswith(_CONSEQUENCES) and bool(named - {self.rank})
+        return self.blamed not in (None, self.name)
 
 
-def first_failure(ends: Sequence[End]) -> End | None:
-    """Return the worker that caused the run to fail: the first that failed by itself; None if no worker failed.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which worker caused the run to fail, and which one's last words and exit status tell why."""
 
-    Workers that the launcher stopped, or that failed because another rank failed, count only if there are no others.
+    culprit: End
+    witness: End
+
+    def __str__(self) -> str:
+        words = f"phalanx: {self.culprit.name} failed first: "
+        if self.witness is self.culprit:
+            words += f"it {self.culprit.manner}"
+        else:
+            words += f"{self.witness.name} could not go on without it and {self.witness.manner}"
+        last = last_words(self.witness.stderr)
+        return f"{words}\n\n{last}\n" if last else f"{words} and wrote nothing to stderr\n"
+
+
+def judge(ends: Sequence[End]) -> Verdict | None:
+    """Return which worker failed first; None if no worker failed.
+
+    That is the first one that failed by itself. If all failed because of another rank, and the launcher had to stop
+    that one, it is that one. Otherwise it is the first that failed at all.
     """
-    failed = [end for end in ends if end.code != 0]
-    return min(failed, key=lambda end: (end.was_stopped, end.is_consequence, end.at), default=None)
+    failed = sorted((end for end in ends if end.code != 0), key=_order)
+    if not failed:
+        return None
+    witness = failed[0]
+    if witness.is_consequence and not witness.was_stopped:
+        for end in ends:
+            if end.name == witness.blamed and end.was_stopped:
+                return Verdict(end, witness)
+    return Verdict(witness, witness)
 
 
-def report(end: End, noun: str = "rank") -> str:
-    """Return the report about the worker that failed first."""
-    words = f"phalanx: {noun} {end.rank} failed first: it {end.manner}"
-    last = last_words(end.stderr)
-    return f"{words}\n\n{last}\n" if last else f"{words} and wrote nothing to stderr\n"
+def _order(end: End) -> tuple[bool, bool, float, bool]:
+    """Return what to sort ends by. Of workers that ended at the same time, one that was killed comes first."""
+    return end.was_stopped, end.is_consequence, end.at, end.code > 0
 
 
 def last_words(stderr: str) -> str:

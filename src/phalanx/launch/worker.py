@@ -4,9 +4,13 @@ The launcher runs this file as a script without site packages, so it may use the
 process, instead of running the program inside it, leaves nothing of Phalanx in its tracebacks and its ``sys``.
 """
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # or Ctrl-C at this moment prints a traceback of this file
+
 import ctypes
 import os
-import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -40,6 +40,11 @@ class FaultyLink:
         self._held_until = 0.0
         self._cut_if_due()
 
+    @property
+    def is_duplex(self) -> bool:
+        """Whether one thread may send while another receives."""
+        return self._link.is_duplex
+
     def send_nowait(self, data: memoryview) -> int:
         """Hand over the bytes that the faults let through, and return how many."""
         self._check_cut()

@@ -7,9 +7,8 @@ import torch
 
 from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.parallel import seed_of
-from phalanx.train.checkpoint import Checkpoint, load, save
-from phalanx.train.config import Config
-from phalanx.train.config_text import format_config, parse_config
+from phalanx.train.checkpoint import BundleFacts, Checkpoint, load, parse_facts, save
+from phalanx.train.config_text import format_config
 from phalanx.train.loop import Trainer, choose_device, make_loss, make_model
 from phalanx.train.rundir import RunDir
 
@@ -49,17 +48,17 @@ def reproduce(bundle: Path) -> Finding:
     if not bundle.name.startswith("step-"):
         raise ConfigError(f"{bundle} is not a bundle: name a folder in the halts of a run")
     found = load(bundle)
-    facts = found.facts
-    if "lane" not in facts:
+    facts = parse_facts(found.facts)
+    if not isinstance(facts, BundleFacts):
         raise ConfigError(f"{bundle} is a checkpoint, not a bundle: name a folder in the halts of a run")
-    config: Config = parse_config(facts["config"])
+    config = facts.parse_config()
     device = choose_device(config.run.device)
     torch.use_deterministic_algorithms(device.type == "cuda")
     torch.set_num_threads(config.run.threads_per_worker)
-    model = make_model(config, facts["vocabulary"], device)
+    model = make_model(config, facts.vocabulary, device)
     model.load_state_dict(found.files["model"])
     compute = make_loss(config, device)
-    torch.manual_seed(seed_of(config.train.seed, found.step, facts["lane"]))
+    torch.manual_seed(seed_of(config.train.seed, found.step, facts.lane))
     losses = []
     for number in range(len(found.files["batches"])):
         total, count = compute(model, found.files["batches"][str(number)].to(device))
@@ -70,4 +69,4 @@ def reproduce(bundle: Path) -> Finding:
         for name, parameter in model.named_parameters()
         if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
     }
-    return Finding(found.step, facts["lane"], tuple(facts["samples"]), tuple(losses), bad)
+    return Finding(found.step, facts.lane, facts.samples, tuple(losses), bad)

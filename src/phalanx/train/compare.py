@@ -51,7 +51,7 @@ class Comparison:
 
 
 def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> Comparison:
-    """Return the first difference in loss, norm, digest or held-out loss, over the steps that both runs have."""
+    """Return the first difference in loss, norm, digests or held-out loss, over the steps that both runs have."""
     ones = {record.step: record for record in first}
     others = {record.step: record for record in second}
     common = sorted(ones.keys() & others.keys())
@@ -76,6 +76,8 @@ def _differences(one: StepRecord, other: StepRecord) -> tuple[Difference, ...]:
     ]
     if one.eval_loss is not None and other.eval_loss is not None:  # a run that was stopped has evaluated once more
         pairs.append(("held-out loss", _words(one.eval_loss), _words(other.eval_loss)))
+    if one.state_digest is not None and other.state_digest is not None:  # and has saved one checkpoint more
+        pairs.append(("digest of all state after the step", one.state_digest, other.state_digest))
     return tuple(Difference(*pair) for pair in pairs if pair[1] != pair[2])
 
 

@@ -1,6 +1,7 @@
 """The config of a run. A config that exists is valid."""
 
 import operator
+import unicodedata
 from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, Any, ClassVar, get_args
@@ -16,6 +17,11 @@ _BOUNDS = {
     "le": (operator.le, "at most"),
     "lt": (operator.lt, "less than"),
 }
+
+
+_MOST_TOKENS = 2**31
+_LONGEST_PATH = 4096
+_UNWRITABLE = ("Cc", "Cs")  # control characters, and halves of pairs, which are no text
 
 
 class Transport(Enum):
@@ -51,13 +57,13 @@ class ModelConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     section: ClassVar[str] = "model"
 
-    layers: Annotated[int, Meta(ge=1, description="Transformer blocks.")] = 4
-    width: Annotated[int, Meta(ge=1, description="Elements of the vector of a token.")] = 128
-    heads: Annotated[int, Meta(ge=1, description="Query heads of each block's attention.")] = 4
+    layers: Annotated[int, Meta(ge=1, le=1000, description="Transformer blocks.")] = 4
+    width: Annotated[int, Meta(ge=1, le=2**16, description="Elements of the vector of a token.")] = 128
+    heads: Annotated[int, Meta(ge=1, le=2**12, description="Query heads of each block's attention.")] = 4
     kv_heads: Annotated[
-        int, Meta(ge=1, description="Key and value heads; each serves heads / kv_heads query heads.")
+        int, Meta(ge=1, le=2**12, description="Key and value heads; each serves heads / kv_heads query heads.")
     ] = 2
-    hidden: Annotated[int, Meta(ge=1, description="Width of each block's MLP.")] = 384
+    hidden: Annotated[int, Meta(ge=1, le=2**20, description="Width of each block's MLP.")] = 384
     tied: Annotated[bool, Meta(description="Whether the LM head shares the embedding's weights.")] = True
     dropout: Annotated[float, Meta(ge=0, lt=1, description="Fraction of activations dropped while training.")] = 0.0
     rope_base: Annotated[float, Meta(ge=1, le=1e9, description="Base of the wavelengths of the rotary positions.")] = (
@@ -99,12 +105,11 @@ class DataConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = None
     held_out: Annotated[float, Meta(gt=0, le=0.5, description="Fraction at the end kept for evaluation.")] = 0.05
-    context: Annotated[int, Meta(ge=1, description="Tokens of a sequence.")] = 128
+    context: Annotated[int, Meta(ge=1, le=2**20, description="Tokens of a sequence.")] = 128
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.path == "":
-            raise ConfigError("data.path is empty: name a file or a folder, or leave the key out")
+        _check_path("data.path", self.path)
 
 
 class TrainConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,13 +117,17 @@ class TrainConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     section: ClassVar[str] = "train"
 
-    steps: Annotated[int, Meta(ge=1, description="Updates of the weights.")] = 300
-    batch: Annotated[int, Meta(ge=1, description="Sequences in a step.")] = 16
-    lanes: Annotated[int, Meta(ge=1, description="Fixed fractions of the batch, divided among the workers.")] = 8
-    accumulate: Annotated[int, Meta(ge=1, description="Micro-batches of each lane; more need less memory.")] = 1
+    steps: Annotated[int, Meta(ge=1, le=10**9, description="Updates of the weights.")] = 300
+    batch: Annotated[int, Meta(ge=1, le=2**20, description="Sequences in a step.")] = 16
+    lanes: Annotated[
+        int, Meta(ge=1, le=2**14, description="Fixed fractions of the batch, divided among the workers.")
+    ] = 8
+    accumulate: Annotated[
+        int, Meta(ge=1, le=2**14, description="Micro-batches of each lane; more need less memory.")
+    ] = 1
     lr: Annotated[float, Meta(gt=0, le=1, description="Learning rate after the warm-up.")] = 3e-3
-    min_lr: Annotated[float, Meta(ge=0, description="Learning rate of the last step.")] = 3e-4
-    warmup: Annotated[int, Meta(ge=0, description="Steps in which the learning rate rises.")] = 20
+    min_lr: Annotated[float, Meta(ge=0, le=1, description="Learning rate of the last step.")] = 3e-4
+    warmup: Annotated[int, Meta(ge=0, le=10**9, description="Steps in which the learning rate rises.")] = 20
     weight_decay: Annotated[float, Meta(ge=0, le=1, description="Weight decay of AdamW.")] = 0.1
     beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's decay of the first moment.")] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's decay of the second moment.")] = 0.95
@@ -127,8 +136,8 @@ class TrainConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int, Meta(ge=0, le=2**63 - 1, description="Seed of the first weights, the order of samples and dropout.")
     ] = 0
     autocast: Annotated[bool, Meta(description="Whether matrix products are computed in bf16.")] = False
-    eval_every: Annotated[int, Meta(ge=1, description="Steps from one evaluation to the next.")] = 100
-    eval_batches: Annotated[int, Meta(ge=1, description="Held-out batches in an evaluation.")] = 4
+    eval_every: Annotated[int, Meta(ge=1, le=10**9, description="Steps from one evaluation to the next.")] = 100
+    eval_batches: Annotated[int, Meta(ge=1, le=10**9, description="Held-out batches in an evaluation.")] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,26 +159,35 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     section: ClassVar[str] = "run"
 
-    workers: Annotated[int, Meta(ge=1, description="Processes that share the lanes.")] = 2
+    workers: Annotated[int, Meta(ge=1, le=2**12, description="Processes that share the lanes.")] = 2
     threads_per_worker: Annotated[
-        int, Meta(ge=1, description="Threads of each worker; another number may give other bits.")
+        int, Meta(ge=1, le=2**10, description="Threads of each worker; another number may give other bits.")
     ] = 1
     transport: Annotated[Transport, Meta(description="How gradients are exchanged.")] = Transport.AUTO
     zero: Annotated[bool, Meta(description="Whether workers share the optimizer state (ZeRO-1).")] = False
+    paranoid: Annotated[
+        bool, Meta(description="Whether to look for bits that a faulty machine changes in gradients and state.")
+    ] = False
     device: Annotated[Device, Meta(description="The device that the model is on.")] = Device.AUTO
     directory: Annotated[
         str | None, Meta(description="The directory of the run; by default a new one under runs/.")
     ] = None
-    checkpoint_every: Annotated[int, Meta(ge=1, description="Steps from one checkpoint to the next.")] = 100
-    keep: Annotated[int, Meta(ge=1, description="How many of the latest checkpoints to keep, besides the best.")] = 3
+    checkpoint_every: Annotated[int, Meta(ge=1, le=10**9, description="Steps from one checkpoint to the next.")] = 100
+    keep: Annotated[
+        int, Meta(ge=1, le=10**9, description="How many of the latest checkpoints to keep, besides the best.")
+    ] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.directory == "":
-            raise ConfigError("run.directory is empty: name a folder, or leave the key out")
+        _check_path("run.directory", self.directory)
         if self.zero and self.transport is Transport.STAR:
             raise ConfigError(
                 "workers that reach only a gradient server cannot share the optimizer: pass --no-zero, or another "
+                "--transport"
+            )
+        if self.paranoid and self.transport is Transport.STAR:
+            raise ConfigError(
+                "workers that reach only a gradient server cannot check sums: pass --no-paranoid, or another "
                 "--transport"
             )
 
@@ -188,6 +206,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"{self.train.lanes} lanes are too few for {self.run.workers} workers: "
                 "raise train.lanes or lower run.workers"
             )
+        tokens = self.train.batch * self.data.context
+        if tokens > _MOST_TOKENS:
+            raise ConfigError(
+                f"a step of train.batch {self.train.batch} sequences of data.context {self.data.context} has "
+                f"{tokens:,} tokens, and at most {_MOST_TOKENS:,} are possible: lower one of them"
+            )
+
+
+def _check_path(name: str, path: str | None) -> None:
+    if path == "":
+        raise ConfigError(f"{name} is empty: name a file or a folder, or leave the key out")
+    if path and len(path) > _LONGEST_PATH:
+        raise ConfigError(f"{name} has {len(path):,} letters, and a path has at most {_LONGEST_PATH:,}: shorten it")
+    if path and any(unicodedata.category(letter) in _UNWRITABLE for letter in path):
+        raise ConfigError(f"{name} {path!r} has a control character, which no file of ours may have in its name")
 
 
 def fields_of(section: type[_Section]) -> Iterator[tuple[str, Any, Meta]]:  # Any: a type or a union of types

@@ -12,6 +12,9 @@ import msgspec
 from phalanx.errors import ConfigError
 from phalanx.train.config import SECTIONS, Config, DataConfig, ModelConfig, RunConfig, TrainConfig, fields_of
 
+_MOST_BITS = 64
+_MOST_LETTERS = 100
+
 
 class Key(NamedTuple):
     """One key of a config. ``default`` is TOML, or empty if the key is left out by default."""
@@ -22,13 +25,18 @@ class Key(NamedTuple):
     description: str
 
 
-def parse_config(text: str, sets: Sequence[str] = ()) -> Config:
-    """Return the config that TOML describes, changed by settings such as ``train.lr=3e-4``. The last one wins."""
-    given = dict(_read_toml(text)) | dict(_read_setting(each) for each in sets)
+def parse_config(text: str, sets: Sequence[str] = (), source: str = "the config") -> Config:
+    """Return the config that TOML describes, changed by settings such as ``train.lr=3e-4``. The last one wins.
+
+    ``source`` is where the text is from. The default warm-up is never longer than the run.
+    """
+    given = dict(_read_toml(text, source)) | dict(_read_setting(each) for each in sets)
     values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}  # Any: of the type that the key has
     for name, value in given.items():
         section, _, key = name.partition(".")
         values[section][key] = _convert(name, value)
+    default = TrainConfig()
+    values["train"].setdefault("warmup", min(default.warmup, values["train"].get("steps", default.steps)))
     return Config(
         model=ModelConfig(**values["model"]),
         data=DataConfig(**values["data"]),
@@ -78,11 +86,13 @@ def describe_keys() -> list[Key]:
 _KINDS = {f"{name}.{key}": kind for name, section in SECTIONS.items() for key, kind, _ in fields_of(section)}
 
 
-def _read_toml(text: str) -> Iterator[tuple[str, object]]:
+def _read_toml(text: str, source: str) -> Iterator[tuple[str, object]]:
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the config is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source} is not a config: it is nested too deeply") from error
+    except ValueError as error:  # not only bad TOML: Python refuses numbers of thousands of digits
+        raise ConfigError(f"{source} is not TOML: {error}") from error
     for section, table in tables.items():
         if section not in SECTIONS:
             raise _unknown(section)
@@ -93,28 +103,42 @@ def _read_toml(text: str) -> Iterator[tuple[str, object]]:
 
 def _read_setting(text: str) -> tuple[str, object]:
     name, equals, value = (each.strip() for each in text.partition("="))
-    if not equals:
-        raise ConfigError(f"{text!r} sets nothing: write section.key=value, such as train.lr=3e-4")
+    if not equals or not text.isprintable():
+        raise ConfigError(f"{_show(text)} sets nothing: write section.key=value in one line, such as train.lr=3e-4")
+    if name in SECTIONS:
+        raise ConfigError(f"{name} is a section, not a key: write {name}.key=value; --show-config lists the keys")
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return name, value
 
 
 def _convert(name: str, value: object) -> object:
     if name not in _KINDS:
         raise _unknown(name)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ConfigError(f"{name} must be a number that fits into {_MOST_BITS} bits")
     try:
         return msgspec.convert(value, _KINDS[name])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name} must be {_say_type(_KINDS[name])}, not {value!r}") from error
+        raise ConfigError(f"{name} must be {_say_type(_KINDS[name])}, not {_show(value)}") from error
 
 
 def _unknown(name: str) -> ConfigError:
     known = {each.rpartition(".")[2]: each for each in [*SECTIONS, *_KINDS]}
-    near = get_close_matches(name.rpartition(".")[2], known, n=1)
+    near = get_close_matches(name[:_MOST_LETTERS].rpartition(".")[2], known, n=1)
     hint = f"did you mean {known[near[0]]}?" if near else f"the sections are {', '.join(SECTIONS)}"
-    return ConfigError(f"a config has no {name}: {hint}")
+    shown = name if name.isprintable() and len(name) <= _MOST_LETTERS else _show(name)
+    return ConfigError(f"a config has no {shown}: {hint}")
+
+
+def _show(value: object) -> str:
+    """Return a value as Python writes it, all on one line and not all of a long one."""
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or brackets in brackets
+        return "that"
+    return shown if len(shown) <= _MOST_LETTERS else f"{shown[:_MOST_LETTERS]} ..."
 
 
 def _say_type(kind: Any) -> str:

@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+import os
+import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import numpy.typing as npt
 from phalanx.buffers import slices
 from phalanx.errors import ConfigError
 from phalanx.train.config import DataConfig
+from phalanx.train.machine import memory_bytes
 
 _RUN = 2**20
 _EDGE = 2**12
@@ -103,14 +106,16 @@ def open_corpus(data: DataConfig) -> Corpus:
 
 
 def _read(path: Path) -> Tokens:
-    if not path.exists():
-        raise ConfigError(f"there is no {path}: change data.path")
-    if path.is_dir():
-        files = (file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}: change data.path") from None
+    if stat.S_ISDIR(found.st_mode):
+        files = (file for file in _list_files(path) if not _is_hidden(file.relative_to(path)))
         return _join(file for file in files if file.is_file() and _is_text(file))
-    if not path.is_file():
+    if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{path} is neither a file nor a folder: change data.path")
-    size_bytes = path.stat().st_size
+    size_bytes = found.st_size
     is_tokens = path.suffix == ".bin"
     if is_tokens and size_bytes % 2:
         raise ConfigError(
@@ -124,11 +129,26 @@ def _read(path: Path) -> Tokens:
 
 def _read_library() -> Tokens:
     root = Path(sysconfig.get_path("stdlib"))
-    return _join(file for file in root.rglob("*.py") if _NOT_ITS_OWN.isdisjoint(file.relative_to(root).parts))
+    files = (file for file in _list_files(root) if file.suffix == ".py")
+    return _join(file for file in files if _NOT_ITS_OWN.isdisjoint(file.relative_to(root).parts))
+
+
+def _list_files(root: Path) -> Iterator[Path]:
+    """Yield all files below a folder. A folder that cannot be read is an OSError: ``rglob`` would leave it out."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, _, names in os.walk(root, onerror=refuse):
+        yield from (Path(folder, name) for name in names)
 
 
 def _join(files: Iterator[Path]) -> Tokens:
-    return np.frombuffer(b"".join(file.read_bytes() for file in sorted(files)), dtype=np.uint8)
+    chosen = sorted(files)
+    if (size_bytes := sum(file.stat().st_size for file in chosen)) > memory_bytes():
+        words = f"the {len(chosen)} files of the data have {size_bytes / 2**30:,.0f} GiB, more than the memory here"
+        raise ConfigError(f"{words}: write them into one file, which is mapped and not read")
+    return np.frombuffer(b"".join(file.read_bytes() for file in chosen), dtype=np.uint8)
 
 
 def _is_hidden(file: Path) -> bool:

@@ -5,43 +5,23 @@ Rank 0 writes everything, except that ranks that share the optimizer each write 
 
 import math
 import time
-from typing import Self
+from typing import Self, cast
 
 import msgspec
 
 from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel import Engine, Exchange, digest_weights
-from phalanx.train.checkpoint import Checkpoint, prune, save, save_together
+from phalanx.train.checkpoint import Best, Checkpoint, RunFacts, prune, save, save_together
 from phalanx.train.config import Config
 from phalanx.train.data import Corpus
 from phalanx.train.log import StepLog
 from phalanx.train.model import generate
-from phalanx.train.record import StepRecord
+from phalanx.train.record import Result, StepRecord
 from phalanx.train.rundir import RunDir
 
 _SAMPLE_TOKENS = 160
 _PROMPT = b"def "
-
-
-class Result(msgspec.Struct, frozen=True):
-    """The figures of a finished run. ``steps`` counts all its steps, also those before a resume."""
-
-    steps: int
-    loss: float
-    eval_loss: float | None
-    digest: str
-    tokens_per_s: float
-    workers: int
-    seconds: float
-    unigram_entropy: float
-
-
-class Best(msgspec.Struct, frozen=True):
-    """The checkpoint with the lowest held-out loss."""
-
-    step: int
-    eval_loss: float
 
 
 class Keeper:
@@ -58,20 +38,29 @@ class Keeper:
         self._log = StepLog(run.steps) if exchange.rank == 0 else None
         self._began = time.perf_counter()
         self._tokens = 0
-        self._last: StepRecord | None = None
+        self._last = self._log.last if self._log else None  # a run may have been killed before it was concluded
 
-    def keep(self, record: StepRecord, engine: Engine, *, is_last: bool) -> None:
-        """Log a step, and save a checkpoint if the step is the last or a checkpoint is due."""
+    def keep(self, record: StepRecord, engine: Engine, *, is_last: bool) -> bool:
+        """Log a step, save a checkpoint if the step is the last or a checkpoint is due, and return whether one was.
+
+        Before that, all ranks compare what is in it. So every checkpoint is from before a difference between ranks.
+        """
+        is_due = is_last or (record.step + 1) % self._config.run.checkpoint_every == 0
+        if is_due:
+            record = msgspec.structs.replace(record, state_digest=engine.compare().hex())
         if self._log:
             self._log.append(record)
         self._last = record
         self._tokens += record.tokens
-        if is_last or (record.step + 1) % self._config.run.checkpoint_every == 0:
+        if is_due:
             self._save(record, engine)
+        return is_due
 
     def conclude(self, engine: Engine) -> Result:
         """On rank 0: write the result of the run, and a sample of text from the model."""
-        assert self._last, "a run has taken a step"
+        if self._last is None or self._last.step + 1 != engine.step_number:
+            words = f"{self._run.steps} does not end with step {engine.step_number - 1}, which the checkpoint has"
+            raise ConfigError(f"{words}: resume from an earlier checkpoint with --from-step")
         seconds = time.perf_counter() - self._began
         result = Result(
             steps=self._last.step + 1,
@@ -86,10 +75,10 @@ class Keeper:
         try:
             if self._corpus.is_bytes:
                 self._run.sample.write_bytes(self._write_text(engine))
-            self._run.result.write_bytes(msgspec.json.encode(result))
+            self._run.write_result(result)
         except OSError as error:
             words = f"cannot write the result of the run to {self._run.path}: {error.strerror}"
-            raise ConfigError(f"{words}; its last checkpoint is complete: free some space, and use it") from error
+            raise ConfigError(f"{words}; free some space, then conclude it with --resume {self._run.path}") from error
         return result
 
     def __enter__(self) -> Self:
@@ -121,8 +110,11 @@ class Keeper:
             prune(folder, self._config.run.keep, self._best.step if self._best else None)
 
     def _facts(self) -> dict[str, object]:
-        return {
-            "corpus": self._corpus.fingerprint(),
-            "is_bytes": self._corpus.is_bytes,
-            "best": msgspec.to_builtins(self._best),
-        }
+        facts = RunFacts(
+            corpus=self._corpus.fingerprint(),
+            is_bytes=self._corpus.is_bytes,
+            vocabulary=self._corpus.vocabulary,
+            model=self._config.model,
+            best=self._best,
+        )
+        return cast("dict[str, object]", msgspec.to_builtins(facts))  # which is what a struct becomes

@@ -2,16 +2,19 @@
 
 import os
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from phalanx.errors import ConfigError
+from phalanx.train.plain_file import open_plain
 from phalanx.train.record import StepRecord
 
 __all__ = ["StepLog", "StepRecord", "cut", "read_steps"]
 
+_LONGEST_LINE = 2**16
 _decoder: msgspec.json.Decoder[StepRecord] = msgspec.json.Decoder(StepRecord)
 
 
@@ -24,14 +27,14 @@ class StepLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open_plain(path, "ab")
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}; name another run directory") from error
         try:
             end_bytes = 0
-            self._last = -1
-            for record, end_bytes in _scan(path):  # noqa: B007 - the last one is used below
-                self._last = record.step
+            self.last: StepRecord | None = None
+            for self.last, end_bytes in _scan(path):  # noqa: B007 - the last ones are used afterwards
+                pass
             self._file.truncate(end_bytes)
         except BaseException:
             self._file.close()
@@ -39,8 +42,10 @@ class StepLog:
 
     def append(self, record: StepRecord) -> None:
         """Append one step, which must come after the last one."""
-        assert record.step > self._last, f"step {record.step} after step {self._last}: cut the log first"
-        self._last = record.step
+        if self.last is not None:
+            assert record.step > self.last.step, f"step {record.step} after step {self.last.step}: cut the log first"
+        self.last = record
+        self._check_place(record)
         rest = msgspec.json.encode(record) + b"\n"
         try:
             while rest:
@@ -48,6 +53,16 @@ class StepLog:
         except OSError as error:
             words = f"cannot write step {record.step} to {self._path}: {error.strerror}"
             raise ConfigError(f"{words}; free some space, then continue with --resume {self._path.parent}") from error
+
+    def _check_place(self, record: StepRecord) -> None:
+        """Notice that the run directory was removed: the system lets a process write to a file that has no name."""
+        try:
+            if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                return
+        except OSError:
+            pass
+        words = f"cannot write step {record.step} to {self._path}: it was removed or moved while the run was going on"
+        raise ConfigError(f"{words}; put it back and resume the run, or start again")
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -72,28 +87,36 @@ def cut(path: Path, step: int) -> None:
         if record.step >= step:
             break
         end_bytes = record_end_bytes
-    os.truncate(path, end_bytes)
+    try:
+        os.truncate(path, end_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; fix that, then try again") from error
 
 
 def _scan(path: Path) -> Iterator[tuple[StepRecord, int]]:
-    """Yield each record and the offset at which its line ends."""
+    """Yield each record and the offset at which its line ends. Each step must come after the one before."""
+    number, end_bytes, last = 0, 0, -1
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        with BufferedReader(open_plain(path)) as file:
+            while line := file.readline(_LONGEST_LINE):
+                number, end_bytes = number + 1, end_bytes + len(line)
+                try:
+                    record = _decode(line, last)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    if not file.read(1):  # the last line may be incomplete
+                        return
+                    words = f"line {number} of {path} is altered or damaged: {error}"
+                    raise ConfigError(f"{words}; restore the file") from error
+                last = record.step
+                yield record, end_bytes
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; is it the log of a run?") from error
-    end_bytes = 0
-    for number, line in enumerate(lines, start=1):
-        end_bytes += len(line)
-        try:
-            record = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            if number == len(lines):
-                return
-            raise ConfigError(f"line {number} of {path} is altered or damaged: {error}; restore the file") from error
-        yield record, end_bytes
 
 
-def _decode(line: bytes) -> StepRecord:
+def _decode(line: bytes, last: int) -> StepRecord:
     if not line.endswith(b"\n"):
         raise msgspec.DecodeError("the line has no end")
-    return _decoder.decode(line)
+    record = _decoder.decode(line)
+    if record.step <= last:
+        raise msgspec.DecodeError(f"step {record.step} comes after step {last}")
+    return record

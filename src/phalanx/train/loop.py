@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.buffers import even_part
-from phalanx.errors import ConfigError, Halted, RemoteError
+from phalanx.errors import ConfigError, Halted, RemoteError, WeightsDiverged
 from phalanx.parallel import Engine, Exchange, Leaf
 from phalanx.train.checkpoint import Checkpoint
 from phalanx.train.config import Config, Device
@@ -101,15 +101,20 @@ class Trainer:
             clip=config.train.clip,
             buckets=[part.names for part in list_parts(model)],
             zero=config.run.zero,
+            paranoid=config.run.paranoid,
         )
         if start:
             self.engine.load_state(start.files, start.step)
 
     def run(self, keeper: Keeper, wants_stop: Callable[[], bool] = lambda: False) -> bool:
         """Take the remaining steps, and return whether all were taken before somebody asked to stop."""
+        saved = self.engine.step_number  # a run that resumes begins at a checkpoint
         try:
             for record, is_last in self._steps(wants_stop):
-                keeper.keep(record, self.engine, is_last=is_last)
+                if keeper.keep(record, self.engine, is_last=is_last):
+                    saved = self.engine.step_number
+        except WeightsDiverged as error:
+            raise _name_checkpoint(error, saved) from error
         except ConfigError as error:  # for example a full disk: the others cannot continue without this rank
             words = f"rank {self.exchange.rank} stopped at step {self.engine.step_number}: {error}"
             with suppress(Halted):  # all ranks have halted already
@@ -161,3 +166,9 @@ class Trainer:
         others = [leaf.block for leaf in leaves if leaf.parameter.ndim <= 1]
         groups = [{"params": decaying, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), fused=True)
+
+
+def _name_checkpoint(error: WeightsDiverged, saved: int) -> WeightsDiverged:
+    """Return the error with the last checkpoint added: all ranks were equal when it was saved."""
+    where = f"the last checkpoint from before it is that of step {saved}" if saved else "there is no checkpoint yet"
+    return WeightsDiverged(f"{error}; {where}", step=error.step, rank=error.rank, parameter=error.parameter)

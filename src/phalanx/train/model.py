@@ -140,14 +140,6 @@ def generate(
     return tokens[len(prompt_tokens) :]
 
 
-def count_parameters(config: ModelConfig, vocabulary: int) -> int:
-    """Return how many parameters ``Transformer(config, vocabulary)`` has, without building it."""
-    attention = 2 * config.width * config.head_width * (config.heads + config.kv_heads)
-    block = attention + 3 * config.width * config.hidden + 2 * config.width
-    heads = 1 if config.tied else 2
-    return heads * vocabulary * config.width + config.layers * block + config.width
-
-
 def _angles(length: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     # Computed each time, which costs little: a buffer would be state, to be averaged and saved.
     exponents = torch.arange(0, config.head_width, 2, device=device, dtype=torch.float32) / config.head_width

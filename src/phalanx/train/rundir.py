@@ -5,7 +5,7 @@ import fcntl
 import importlib.metadata
 import platform
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,12 @@ from typing import Self
 import msgspec
 
 from phalanx.errors import ConfigError
+from phalanx.train.config import Config
+from phalanx.train.config_text import parse_config
+from phalanx.train.plain_file import open_plain, read_plain
+from phalanx.train.record import Result
+
+_MOST_BYTES = 2**20  # of a config or a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +32,15 @@ class RunDir:
     def create(cls, path: Path | None, config_text: str, environment: Mapping[str, str | int]) -> Self:
         """Make the directory of a new run, with its config and environment. Without a path, make a new one in ``runs``.
 
-        If that fails, nothing of the run is left in it.
+        If that fails, nothing of the run is left in it. Of several processes that make a run in the same directory at
+        the same time, one succeeds.
         """
         run = cls(path or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            if any(run.path.iterdir()):
+            if any(run.path.iterdir()) or not run._write(config_text, environment):
                 words = f"{run.path} is not empty: name another directory"
                 raise ConfigError(f"{words}, or continue the run in it with --resume {run.path}")
-            run._write(config_text, environment)
         except OSError as error:
             raise ConfigError(f"cannot write to {run.path}: {error.strerror}; name another run directory") from error
         return run
@@ -43,8 +49,12 @@ class RunDir:
     def open(cls, path: Path) -> Self:
         """Return the directory of an existing run."""
         run = cls(path)
-        if not run.config.is_file():
-            raise ConfigError(f"there is no run in {path}: name a directory that phalanx train has made")
+        try:
+            run.config.stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(f"there is no run in {path}: name a directory that phalanx train has made") from error
+        except OSError as error:
+            raise ConfigError(f"cannot read {run.config}: {error.strerror}; fix that, then try again") from error
         return run
 
     @property
@@ -87,7 +97,7 @@ class RunDir:
         """Lock the directory, so that nobody else trains in it, until the block or this process ends."""
         with contextlib.ExitStack() as stack:
             try:
-                file = stack.enter_context(self.environment.open("ab"))
+                file = stack.enter_context(open_plain(self.environment, "ab"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(
@@ -106,29 +116,67 @@ class RunDir:
 
     def change_config(self, text: str) -> None:
         """Replace the config. If that fails, the old one stays."""
-        beside = self.path / f".{self.config.name}.new"
         try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self.config)
+            _replace(self.config, text.encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
             raise self._refusal(error) from error
+
+    def write_result(self, result: Result) -> None:
+        """Write the result, all of it or nothing. OSError if that fails."""
+        _replace(self.result, msgspec.json.encode(result))
+
+    def read_result(self) -> Result:
+        """Return the result of a finished run."""
+        try:
+            return msgspec.json.decode(read_plain(self.result, _MOST_BYTES), type=Result)
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.result}: {error.strerror}; fix that, then try again") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{self.result} is altered or damaged: {error}; remove it, and resume the run to write it again"
+            ) from error
 
     def _refusal(self, error: OSError) -> ConfigError:
         return ConfigError(f"cannot write to {self.path}: {error.strerror}; fix that, then try again")
 
-    def _write(self, config_text: str, environment: Mapping[str, str | int]) -> None:
+    def _write(self, config_text: str, environment: Mapping[str, str | int]) -> bool:
+        """Write the first files of a run, unless another process has just done that. Return whether they are ours."""
         try:
+            file = self.environment.open("xb")
+        except FileExistsError:
+            return False
+        try:
+            with file:
+                file.write(_format(environment))
             self.config.write_text(config_text, encoding="utf-8")
-            self.environment.write_bytes(_format(environment))
         except OSError:
-            with contextlib.suppress(
-                OSError
-            ):  # this may fail for the same reason, and the first error is the one to report
+            with contextlib.suppress(OSError):  # may fail for the same reason, and the first error is reported
                 self.config.unlink(missing_ok=True)
                 self.environment.unlink(missing_ok=True)
             raise
+        return True
+
+
+def read_config(path: Path, sets: Sequence[str] = ()) -> Config:
+    """Return the config in a file, changed by settings."""
+    try:
+        text = read_plain(path, _MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"cannot read {path}: {words}; name a config in TOML") from error
+    return parse_config(text, sets, source=str(path))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file under another name and rename it, so that it is there as a whole or not at all."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
 
 
 def _format(environment: Mapping[str, str | int]) -> bytes:

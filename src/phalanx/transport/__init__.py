@@ -2,17 +2,26 @@
 
 from phalanx.transport.acceptor import Acceptor, ProvenConnection, call
 from phalanx.transport.address import format_address, is_loopback, own_hosts, parse_address
-from phalanx.transport.arena import STAGE_BYTES, Arena, ArenaSegments, Post
+from phalanx.transport.arena import HALF_BYTES, Arena, ArenaSegments, Post
+from phalanx.transport.bell import Bell
 from phalanx.transport.connector import Connector, LazyLink, TcpConnector
 from phalanx.transport.cpus import usable_cpus
 from phalanx.transport.credentials import Credentials, Tls, make_token, parse_token
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch, Wait, Waited
 from phalanx.transport.fork import close_in_children
-from phalanx.transport.link import Link, wait_for_links
+from phalanx.transport.link import Link, Waitable, wait_for_links
 from phalanx.transport.memory import MemoryConnector, memory_pair
+from phalanx.transport.pages import allocate_pages
 from phalanx.transport.pending import Pending
-from phalanx.transport.segment import Place, can_share_memory, host_identity, why_apart, why_not_share_memory
+from phalanx.transport.segment import (
+    Place,
+    can_share_memory,
+    host_identity,
+    machine_of,
+    why_apart,
+    why_not_share_memory,
+)
 from phalanx.transport.segment_pool import Location, SegmentPool
 from phalanx.transport.serial_executor import SerialExecutor
 from phalanx.transport.shortage import shortage_in_words
@@ -20,11 +29,12 @@ from phalanx.transport.stream import NOT_NOW, StreamLink
 from phalanx.transport.tcp import Listener, connect, keep_alive
 
 __all__ = [
+    "HALF_BYTES",
     "NOT_NOW",
-    "STAGE_BYTES",
     "Acceptor",
     "Arena",
     "ArenaSegments",
+    "Bell",
     "Connector",
     "Credentials",
     "Deadline",
@@ -44,7 +54,9 @@ __all__ = [
     "TcpConnector",
     "Tls",
     "Wait",
+    "Waitable",
     "Waited",
+    "allocate_pages",
     "call",
     "can_share_memory",
     "close_in_children",
@@ -53,6 +65,7 @@ __all__ = [
     "host_identity",
     "is_loopback",
     "keep_alive",
+    "machine_of",
     "make_token",
     "memory_pair",
     "own_hosts",

@@ -19,7 +19,7 @@ from phalanx.transport.stream import NOT_NOW
 from phalanx.transport.tcp import Listener, connect
 from phalanx.wire import Address, Purpose
 
-_PATIENCE_S = 10.0  # to prove oneself
+_PROOF_S = 10.0  # to prove oneself
 _AWAY_S = 1.0  # if we look at a connection this much too late, the delay is ours
 _PAUSE_S = 1.0  # when this machine has no descriptor left
 _MOST_UNPROVEN = 512
@@ -127,7 +127,7 @@ class Acceptor:
         except OSError as error:
             _log_refusal(origin, error)
             return
-        self._strangers[handshake] = time.monotonic() + _PATIENCE_S
+        self._strangers[handshake] = time.monotonic() + _PROOF_S
         self._selector.register(handshake.socket, selectors.EVENT_READ, handshake)
         if len(self._strangers) > _MOST_UNPROVEN:
             self._send_away(
@@ -152,9 +152,9 @@ class Acceptor:
             self._paused_until = None
         for handshake, due in list(self._strangers.items()):
             if now - due > _AWAY_S:
-                self._strangers[handshake] = now + _PATIENCE_S
+                self._strangers[handshake] = now + _PROOF_S
             elif now >= due:
-                self._send_away(handshake, TimeoutError(f"it did not prove itself within {_PATIENCE_S:g} s"))
+                self._send_away(handshake, TimeoutError(f"it did not prove itself within {_PROOF_S:g} s"))
 
     def _send_away(self, handshake: SocketHandshake, error: PhalanxError | OSError) -> None:
         _log_refusal(handshake.origin, error)

@@ -2,8 +2,8 @@
 
 Every rank owns one *board*, which it alone can write and its peers can read. The board says how many meetings the
 rank has come to. For the rank's latest two calls it says what the rank is doing and where its data lies. Behind that
-is room for runs of data that lie outside the arena. All ranks write the *results*. They are new in every epoch: a rank
-that was stopped and evicted, and wakes up, can only write where nobody reads any more.
+is room for chunks of data that lie outside the arena. All ranks write the *results*. They are new in every epoch: a
+rank that was stopped and evicted, and wakes up, can only write where nobody reads any more.
 """
 
 import mmap
@@ -27,7 +27,7 @@ from phalanx.transport.segment_pool import Location, SegmentPool
 
 Bytes = npt.NDArray[np.uint8]
 
-STAGE_BYTES = 1 << 20  # a run of data on its way through the arena; two such stages take turns
+HALF_BYTES = 1 << 20  # of the memory through which a rank copies data: one half is written while the other is read
 WORDS_BYTES = 16  # what a rank says about its call, beside where its data lies
 
 _SLOT = struct.Struct(
@@ -74,7 +74,7 @@ class ArenaSegments:
     @classmethod
     def create(cls) -> "ArenaSegments":
         """Make a board, and results, which are used if this rank is the first of its host."""
-        return cls(Segment.create(PAGE_BYTES + 2 * STAGE_BYTES), Segment.create(2 * STAGE_BYTES))
+        return cls(Segment.create(PAGE_BYTES + 2 * HALF_BYTES), Segment.create(2 * HALF_BYTES))
 
     def release(self) -> None:
         """Close the descriptors; memory that is still mapped stays."""
@@ -102,11 +102,11 @@ class Arena:
         self._counts = [memoryview(board).cast("Q") for board in self._boards]
         self._addresses = [np.frombuffer(board, np.uint8).ctypes.data for board in self._boards]
         shared = own.results.memory if index == 0 else map_segment(results, writable=True)
-        self._stages = [_stages(board, PAGE_BYTES) for board in self._boards]
-        self._results = _stages(shared, 0)
+        self._halves = [_halves(board, PAGE_BYTES) for board in self._boards]
+        self._results = _halves(shared, 0)
         self._meetings = 0
         self._calls = 0
-        self._runs = 0
+        self._chunks = 0
         self._spins = _SPINS if len(ranks) <= usable_cpus() else 0  # spinning would steal the core a peer needs
 
     @property
@@ -154,20 +154,20 @@ class Arena:
         self.arrive()
         self.wait(deadline, epoch, during, is_patient=is_patient)
 
-    # Runs
+    # Copying through the arena
 
-    def next_run(self) -> int:
-        """Return which of the two stages the next run goes through; all ranks count runs alike."""
-        self._runs += 1
-        return self._runs % 2
+    def next_half(self) -> int:
+        """Return which half the next chunk goes through; all ranks count chunks alike."""
+        self._chunks += 1
+        return self._chunks % 2
 
-    def stage(self, index: int, turn: int) -> Bytes:
-        """Return the room for one run of data of the rank at ``index``; only that rank can write it."""
-        return self._stages[index][turn]
+    def staging(self, index: int, half: int) -> Bytes:
+        """Return the room for one chunk of the rank at ``index``; only that rank can write it."""
+        return self._halves[index][half]
 
-    def result(self, turn: int) -> Bytes:
-        """Return the room for one run of results, which all ranks write and read."""
-        return self._results[turn]
+    def result(self, half: int) -> Bytes:
+        """Return the room for one chunk of results, which all ranks write and read."""
+        return self._results[half]
 
     def close(self) -> None:
         """Say on the board that this rank has left, then close and unmap everything. Arrays keep their memory alive.
@@ -177,7 +177,7 @@ class Arena:
         if self._counts:
             self._counts[self.index][_HAS_CLOSED] = 1
             self.pool.close()
-            self._boards, self._counts, self._stages = [], [], []
+            self._boards, self._counts, self._halves = [], [], []
             self._results = (_NOTHING, _NOTHING)
 
     def _wait_for(
@@ -223,6 +223,6 @@ class Arena:
         return DeadlineExceeded(f"{names} did not come to {during} within {deadline.seconds:g} s", peer=late[0])
 
 
-def _stages(memory: mmap.mmap, start: int) -> tuple[Bytes, Bytes]:
-    whole = np.frombuffer(memory, np.uint8, 2 * STAGE_BYTES, start)
-    return whole[:STAGE_BYTES], whole[STAGE_BYTES:]
+def _halves(memory: mmap.mmap, start: int) -> tuple[Bytes, Bytes]:
+    whole = np.frombuffer(memory, np.uint8, 2 * HALF_BYTES, start)
+    return whole[:HALF_BYTES], whole[HALF_BYTES:]

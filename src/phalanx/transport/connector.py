@@ -59,6 +59,11 @@ class LazyLink:
             with shortage_in_words(f"cannot make a link to rank {self.peer}"):
                 self._link = self._make(deadline)
 
+    @property
+    def is_duplex(self) -> bool:
+        """Whether one thread may send while another receives."""
+        return self._made.is_duplex
+
     def send_nowait(self, data: memoryview) -> int:
         """Hand over as many bytes as there is room for, and return how many."""
         return self._made.send_nowait(data)

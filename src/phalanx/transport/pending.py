@@ -34,6 +34,10 @@ class Pending(Generic[Result]):
             raise self._error
         return self._result  # type: ignore[return-value]  # set before the event, whatever its type
 
+    def wait_until_done(self) -> None:
+        """Return when ``wait`` would return or raise at once. The operation itself has a deadline."""
+        self._finished.wait()
+
     def complete(self, make_result: Callable[[], Result]) -> None:
         """Run ``make_result`` and keep what it returns or raises."""
         try:

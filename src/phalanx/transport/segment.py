@@ -104,6 +104,11 @@ def why_not_share_memory() -> str | None:
     return None
 
 
+def machine_of(host: str) -> str:
+    """Return the machine of a host that is given by its identity."""
+    return host.partition("/")[0]
+
+
 def why_apart(host: str, other: str) -> str | None:
     """Return why two hosts, given by their identities, share no memory although they are one machine; else None."""
     machine, namespace, user = (*host.split("/"), "", "")[:3]

@@ -27,8 +27,8 @@ class StreamLink:
         self._socket = connected
         self._wakes_at = 1
         # A TLS socket may hold some of the bytes already, and then it would wait for them in vain.
-        is_plain = not isinstance(connected, ssl.SSLSocket)
-        self._can_choose = is_plain and sys.platform == "linux" and connected.family != socket.AF_UNIX
+        self.is_duplex = not isinstance(connected, ssl.SSLSocket)
+        self._can_choose = self.is_duplex and sys.platform == "linux" and connected.family != socket.AF_UNIX
 
     def send_nowait(self, data: memoryview) -> int:
         """Hand over as many bytes as there is room for, and return how many."""

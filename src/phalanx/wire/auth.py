@@ -18,6 +18,7 @@ from enum import IntEnum
 
 from phalanx.errors import AuthError, BadFrame, PhalanxError, ProtocolError
 from phalanx.wire.frame import MAGIC, OPENING_BYTES, VERSION, check_opening
+from phalanx.wire.text import printable
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -126,7 +127,7 @@ def _ask(question: bytes, answer_bytes: int) -> Generator[tuple[bytes, int], byt
         return detail, (yield b"", answer_bytes)
     if status not in (_Status.REFUSED, _Status.UNPROVEN) or not 0 < detail <= _MOST_WORDS_BYTES:
         raise BadFrame(f"an answer with status {status} and {detail} bytes of words is no refusal")
-    words = _printable((yield b"", detail))
+    words = printable((yield b"", detail).decode(errors="replace"))
     raise AuthError(words) if status == _Status.UNPROVEN else ProtocolError(words)
 
 
@@ -185,8 +186,3 @@ def _proofs(purpose: Purpose, secret: bytes | None, client_nonce: bytes, server_
         hmac.digest(secret or b"", label + about, "sha256") for label in (b"phalanx client", b"phalanx server")
     )
     return client, server
-
-
-def _printable(words: bytes) -> str:
-    """Return a peer's text without control characters, which could mislead a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in words.decode(errors="replace"))

@@ -7,12 +7,21 @@ import msgspec
 
 from phalanx.errors import BadFrame
 from phalanx.wire.frame import Header, Kind, Tag
+from phalanx.wire.text import printable
 
 Message = TypeVar("Message")
 
+_SEVERAL_LINES = ("words", "reason")  # what people read; all other texts are names
+
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that messages contain."""
+    """A value that messages contain. Its texts reach logs and terminals, so they have no control characters."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            text = getattr(self, field)
+            if isinstance(text, str) and not text.isprintable():
+                msgspec.structs.force_setattr(self, field, printable(text, keep_lines=field in _SEVERAL_LINES))
 
 
 class Tagged(Value, frozen=True, tag=True):

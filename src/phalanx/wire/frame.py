@@ -98,13 +98,16 @@ class Signature:
         return _signature(_SIGNATURE.unpack(buffer))
 
     def __str__(self) -> str:
-        if self.collective is Collective.BARRIER:
+        if self == _BARRIER:
             return "barrier"
         op = "" if self.op is None else f"({self.op.label})"
         toward = "to" if self.collective in _TO_ROOT else "from"
         root = "" if self.root is None else f" {toward} rank {self.root}"
         blocks = f", blocks {self.blocks:04x}" if self.blocks else ""
         return f"{self.collective.name.lower()}{op}{root} of {self.count} {self.dtype.label}{blocks}"
+
+
+_BARRIER = Signature(Collective.BARRIER, DType.U8, 0)
 
 
 @dataclass(frozen=True, slots=True)

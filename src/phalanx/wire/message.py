@@ -13,6 +13,7 @@ Rank = Annotated[int, Meta(ge=0, lt=NO_ROOT)]
 Size = Annotated[int, Meta(ge=1, le=NO_ROOT)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Number = Annotated[int, Meta(ge=0)]
+Step = Annotated[int, Meta(ge=0, lt=2**53)]  # the coordinator counts on from the step that a worker holds
 Seconds = Annotated[float, Meta(ge=0)]
 Patience = Annotated[float, Meta(ge=0.1, le=3600)]
 Stall = Annotated[float, Meta(ge=0.1, le=1_000_000)]
@@ -58,6 +59,8 @@ class Cause(Enum):
     """A rank did not do its part before a deadline, or did nothing for the stall time."""
     DISAGREED = "disagreed"
     """Ranks did not make the same call."""
+    GARBLED = "garbled"
+    """A rank sent bytes that are no frame."""
     RAISED = "raised"
     """A rank's own program failed."""
 
@@ -69,6 +72,8 @@ class Reason(Enum):
     """A gradient is not finite."""
     DIVERGED = "diverged"
     """Ranks that must hold the same weights do not."""
+    CORRUPTED = "corrupted"
+    """A gradient changed in memory, or was added up wrongly."""
     RAISED = "raised"
     """A rank's own program failed."""
     STUCK = "stuck"
@@ -94,7 +99,7 @@ class Hello(Tagged, frozen=True):
     device: Name = ""
     threads: Number = 0
     lanes: Size | None = None
-    step: Number = 0
+    step: Step = 0
     pending: Digest | None = None
     patience_s: Patience | None = None
     stall_s: Stall | None = None

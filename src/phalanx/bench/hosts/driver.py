@@ -42,4 +42,4 @@ def _run(program: local.Program, made: Network) -> int:
             )
             for rank in range(program.workers)
         ]
-        return local.start(program, launches, "rank")
+        return local.start(program, launches)

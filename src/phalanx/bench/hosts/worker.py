@@ -1,6 +1,7 @@
 """One rank of ``phalanx bench hosts``: it moves to its host, then does the same work in every system, in rounds."""
 
 import os
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,7 +33,9 @@ def main() -> None:
         phalanx.connect(lanes=launch.size) as group,
         gloo(group, folder, is_wanted=is_gloo_wanted),
     ):
-        seconds = interleave([_prepare(system, group) for system in task.systems], _make_batch, group, task.rounds)
+        seconds = interleave(
+            [_prepare(system, group) for system in task.systems], partial(_make_batch, group), group, task.rounds
+        )
         answer(HostsTimes(dict(zip(task.systems, seconds, strict=True))), group, folder)
 
 
@@ -64,8 +67,9 @@ def _make_model() -> torch.nn.Module:
     return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
 
 
-def _make_batch(number: int) -> torch.Tensor:
-    return torch.randn(_BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+def _make_batch(group: Group, number: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(number * group.size + group.rank)
+    return torch.randn(_BATCH, WIDTH, generator=random)
 
 
 def _loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:

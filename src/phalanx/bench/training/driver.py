@@ -1,6 +1,7 @@
 """Starts workers that train for a benchmark, and collects what they measured."""
 
 import importlib.metadata
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 
 from phalanx.errors import ConfigError
 from phalanx.launch import local
+from phalanx.train import require_torch
 from phalanx.train.config import ModelConfig
 from phalanx.transport import usable_cpus
 
@@ -59,12 +61,14 @@ def drive(
     run: Callable[[local.Program], int] = local.run,
 ) -> _Answer:
     """Return what rank 0 answers after all workers have run ``module``; ``run`` starts them and waits for their end."""
+    require_torch()
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as folder:
         program = local.Program(
             name=module,
             arguments=(msgspec.json.encode(task).decode(), folder),
             is_module=True,
             workers=workers,
+            stop_signal=signal.SIGTERM,  # SIGINT would print tracebacks while workers import
         )
         status = run(program)
         out = Path(folder) / ANSWER

@@ -16,7 +16,8 @@ from torch import distributed
 from phalanx.bench.training.driver import ANSWER, Training, Turns, make_config
 from phalanx.group import Group
 from phalanx.train.config import ModelConfig
-from phalanx.train.model import Transformer, count_parameters, loss
+from phalanx.train.model import Transformer, loss
+from phalanx.train.shapes import count_parameters
 
 Step = Callable[[torch.Tensor], object]
 _Task = TypeVar("_Task", bound=msgspec.Struct)

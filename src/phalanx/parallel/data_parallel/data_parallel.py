@@ -14,6 +14,7 @@ from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
 from phalanx.parallel.data_parallel.gradient_versions import GradientVersions
 from phalanx.parallel.data_parallel.norm import measure, scale
+from phalanx.parallel.data_parallel.same_inputs import InputCheck
 from phalanx.parallel.reduction import (
     Ownership,
     ParameterSpec,
@@ -25,6 +26,7 @@ from phalanx.parallel.reduction import (
     dtype_of,
     lay_out,
     non_finite,
+    refuse_synced_norms,
 )
 
 
@@ -49,6 +51,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         allow_non_finite: bool = False,
     ) -> None:
         super().__init__()
+        if group.size > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            refuse_synced_norms(module)  # without torch.distributed, they quietly see one rank
         self.module = module
         self.group = group
         self._bucket_bytes = bucket_bytes
@@ -58,6 +62,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._allow_non_finite = allow_non_finite
         self._is_exchanging = False
         self._steps = 0
+        self._inputs = InputCheck(group.rank)
         self._weight = 1.0
         self._is_synchronised = True
         self._leader = 0
@@ -80,6 +85,8 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
     def forward(self, *inputs: Any, **named: Any) -> Any:  # Any: whatever the module takes and gives
         """Return what the module does."""
+        if not torch.compiler.is_compiling() and self.training and torch.is_grad_enabled():
+            self._inputs.note(inputs, named)
         return self.module(*inputs, **named)
 
     def weigh(self, count: float) -> None:
@@ -217,6 +224,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             ownership=self._ownership,
             wire=self._wire,
             are_means=True,
+            extra=self.group.size,
         )
         self._places = [
             self._reducer.contribution(number).view(each.shape) for number, (_, each) in enumerate(self._trained)
@@ -254,6 +262,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             if parameter.requires_grad:
                 raise ConfigError(f"{name} was frozen when this DataParallel was made: make a new one to train it")
         self._reducer.begin()
+        self._inputs.tell(self._reducer.summary.extra)
         self._reducer.start_lane(self.group.rank, weight, is_active=is_active)
         self._is_exchanging = True
 
@@ -284,6 +293,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         broadcast(self.module.buffers(), self.group, int(np.argmax(counts > 0)))
         self._leader = int(np.argmax(active))
         self._steps += 1
+        self._inputs.end(summary.extra)
         if guilty is not None and not self._allow_non_finite:
             rank, number = guilty
             name = self._trained[number][0]

@@ -10,14 +10,14 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from phalanx.errors import ConfigError, Halted, PhalanxError, RemoteError
+from phalanx.errors import ConfigError, Halted, PhalanxError, RemoteError, WeightsDiverged
 from phalanx.group import Group
 from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
 from phalanx.parallel.engine.clock import StepClock
-from phalanx.parallel.engine.digest import RollingDigest
+from phalanx.parallel.engine.digest import diverged, fingerprint_state, join
 from phalanx.parallel.engine.lane_run import Batch, LaneRun, Loss, evaluating, split
 from phalanx.parallel.engine.step_values import StepValues
-from phalanx.parallel.optimizer import Leaf, Leaves, Weights, check_names, gather, scatter, wants_on_device
+from phalanx.parallel.optimizer import Leaf, Leaves, Weights, check_names, check_taken, gather, scatter, wants_on_device
 from phalanx.parallel.reduction import (
     Exchange,
     Layout,
@@ -28,8 +28,10 @@ from phalanx.parallel.reduction import (
     broadcast,
     clip_factor,
     compare,
+    fingerprints,
     lay_out,
     non_finite,
+    refuse_synced_norms,
     seed_of,
     share_blocks,
 )
@@ -44,9 +46,9 @@ _BUCKET_BYTES = 8 << 20
 class Report:
     """The outcome of a step.
 
-    ``norm`` is the norm of the gradient before clipping, ``digest`` the digest of the weights before the step. Of the
-    time, ``compute_s`` was spent on lanes and the optimizer, ``wait_s`` on waiting for other ranks, and ``exchange_s``
-    on the rest of the exchange.
+    ``norm`` is the norm of the gradient before clipping, ``digest`` the digest of all weights and buffers before the
+    step. Of the time, ``compute_s`` was spent on lanes and the optimizer, ``wait_s`` on waiting for other ranks, and
+    ``exchange_s`` on the rest of the exchange.
     """
 
     step: int
@@ -66,6 +68,7 @@ class Engine:
     optimizer of ``torch.optim`` over them. ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets``
     lists the names of the parameters of each bucket, in any order; by default they are filled by size. With ``zero``
     every rank gets only the leaves of its own shard and keeps only their state. The weights have the same bits.
+    ``paranoid`` checks in every step that no bit of optimizer state or gradients was changed by a fault of a machine.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Engine:
         clip: float = 0.0,
         buckets: Sequence[Sequence[str]] | None = None,
         zero: bool = False,
+        paranoid: bool = False,
     ) -> None:
         self.model = model
         self.step_number = 0
@@ -88,28 +92,42 @@ class Engine:
         self._lanes = _lanes_of(exchange)
         self._seed = seed
         self._clip = clip
+        self._is_paranoid = paranoid
         named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
         self._parameters = [parameter for _, parameter in named]
         _check(named)
+        if self._lanes > 1:
+            refuse_synced_norms(model)
         if isinstance(exchange, Group):  # else config, seed and checkpoint decide, and digests tell if weights differ
             tensors = [*model.named_parameters(), *model.named_buffers()]
             compare(tensors, exchange)
             broadcast([tensor for _, tensor in tensors], exchange)
-        self._buffers = LaneBuffers(list_buffers(model))
+        buffers = list_buffers(model)
+        self._buffers = LaneBuffers(buffers)
         layout = _lay_out(named, self._buffers.specs, buckets, is_sharded=zero and exchange.size > 1)
         ownership = _share_out(exchange, layout) if zero and exchange.size > 1 else None
         self._weights = (
             Weights(self._parameters, ownership, exchange) if ownership and isinstance(exchange, Group) else None
         )
+        self._shard = (exchange.rank, exchange.size) if ownership else (0, 1)
         own = set(ownership.of(exchange.rank)) if ownership else None
         self._leaves = Leaves(self._parameters, layout, own)
-        self.optimizer = make_optimizer(self._leaves.own or [self._leaves.nothing])
-        self._digest = RollingDigest(self._leaves.in_model_order())
+        given = self._leaves.own or [self._leaves.nothing]
+        self.optimizer = make_optimizer(given)
+        check_taken(self.optimizer, given)
+        self._digested = [*model.named_parameters(), *buffers]
         device = self._parameters[0].device
         self._devices = [device] if device.type == "cuda" else []
         extra = StepValues.length(self._lanes, exchange.size, self._buffers.integer_count)
         self._reducer = Reducer(
-            layout, exchange, device, lanes=self._lanes, ownership=ownership, borrows=True, extra=extra
+            layout,
+            exchange,
+            device,
+            lanes=self._lanes,
+            ownership=ownership,
+            borrows=True,
+            extra=extra,
+            paranoid=paranoid,
         )
         self._values = StepValues(self._reducer.summary.extra, self._lanes, exchange.size)
         means = self._reducer.means()
@@ -130,9 +148,11 @@ class Engine:
         all ranks raise the same error and leave the weights as they were. ``wants_stop`` is reported to all ranks.
         """
         clock = StepClock(lambda: self._exchange.waited_s)
-        digest = self._digest.digest(self.step_number)
+        if self._is_paranoid:
+            self.compare()
         with self._telling():
             self._compute(batches)
+            digest = join(self._fingerprint())  # of what the step began with, while gradients travel
             self._values.set_digest(self._exchange.rank, digest)
             self._values.stops[:] = wants_stop
             clock.end_computing()
@@ -161,12 +181,46 @@ class Engine:
         totals, counts = found
         return math.fsum(totals) / math.fsum(counts) if np.isfinite(totals).all() else math.nan
 
+    def compare(self) -> bytes:
+        """Check that weights, buffers and optimizer state are equal on all ranks, and return a digest of all of it.
+
+        If not, all ranks raise ``WeightsDiverged``. The digest is the same for any number of ranks. With ``zero`` only
+        one rank has the optimizer state of a leaf, so the state is in the digest but cannot be compared.
+        """
+        leaves = self._leaves.in_model_order()
+        names = [name for name, _ in self._digested]
+        prints = np.zeros((self._exchange.size, len(names) + len(leaves)))
+        prints[self._exchange.rank] = [*self._fingerprint(), *fingerprint_state(self.optimizer.state, leaves)]
+        self._exchange.all_reduce(prints.reshape(-1))
+        if self._shard[1] > 1:
+            prints[:, len(names) :] = prints[:, len(names) :].sum(0)
+        if not (prints == prints[0]).all():
+            names += [f"the optimizer state of {leaf.name}" for leaf in leaves]
+            self._halt(diverged(self.step_number, names, prints))
+        return join(prints[0].astype(int).tolist())
+
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the weights and buffers, and this rank's optimizer state, by name, for a checkpoint."""
-        return {"model": self.model.state_dict(), "optimizer": gather(self.optimizer.state, self._leaves.own)}
+        """Return the weights and buffers, and this rank's optimizer state, by name, for a checkpoint.
+
+        With ``zero``, "shard" says whose part of the optimizer state it is. Leave it out when you join all parts.
+        """
+        rank, size = self._shard
+        shard = {"shard": {"rank": torch.tensor(rank), "size": torch.tensor(size)}} if size > 1 else {}
+        kept = gather(self.optimizer.state, self._leaves.own)
+        return {"model": self.model.state_dict(), "optimizer": kept, **shard}
 
     def load_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], step: int) -> None:
-        """Load a state that ``state`` has returned; ``step`` is the next step."""
+        """Load a state that ``state`` has returned on this rank, or the joined state of all ranks of any group.
+
+        ``step`` is the next step. A shard of another rank is a ConfigError.
+        """
+        found = {key: int(value) for key, value in state.get("shard", {}).items()}
+        if found and (found["rank"], found["size"]) != self._shard:
+            raise ConfigError(
+                f"this optimizer state is the shard of rank {found['rank']} of {found['size']}, and this is rank "
+                f"{self._exchange.rank} of {self._exchange.size}: save with phalanx.train.checkpoint.save_together, "
+                "which joins the shards of all ranks"
+            )
         check_names(state["optimizer"], [spec.name for spec in self._reducer.layout.parameters])
         kept = scatter(state["optimizer"], self._leaves.own, on_device=wants_on_device(self.optimizer))
         self.model.load_state_dict(state["model"])
@@ -209,6 +263,8 @@ class Engine:
             raise ConfigError(f"all lanes of step {self.step_number} count 0: there is nothing to take the mean of")
         if not self._values.has_one_digest:
             self._find_divergence()
+        if (integrity := self._reducer.integrity) and (error := integrity.check(self.step_number)):
+            self._halt(error)
         if not math.isfinite(norm) or not math.isfinite(loss):
             self._trace(batches, samples)
 
@@ -232,11 +288,13 @@ class Engine:
             self._exchange.halt(error)
         raise error
 
+    def _fingerprint(self) -> list[int]:
+        return fingerprints([tensor for _, tensor in self._digested])
+
     def _find_divergence(self) -> NoReturn:
-        sums = np.zeros((self._exchange.size, len(self._digest.section(self.step_number))))
-        sums[self._exchange.rank] = self._digest.sums(self.step_number)
-        self._exchange.all_reduce(sums.reshape(-1))
-        self._halt(self._digest.diverged(self.step_number, sums))
+        self.compare()
+        words = f"the digests of ranks differed before step {self.step_number}, although their weights are equal"
+        self._halt(WeightsDiverged(f"{words}: look for a machine whose memory fails", step=self.step_number))
 
     def _trace(self, batches: Batches, samples: Callable[[int], tuple[int, ...]]) -> NoReturn:
         """Find the lane and the parameter of a value that is not finite: each rank computes its lanes again."""
@@ -253,10 +311,10 @@ class Engine:
         layout = self._reducer.layout
         if guilty:
             lane, rank, number = min(guilty)
-            name = layout.parameters[number].name if number >= 0 else "the loss"
+            name = layout.parameters[number].name if number >= 0 else None
             self._halt(non_finite(self.step_number, rank=rank, lane=lane, parameter=name, samples=samples(lane)))
         chunks = np.flatnonzero(~np.isfinite(self._reducer.summary.squares))
-        name = layout.parameters[layout.parameter_of_chunk(int(chunks[0]))].name if len(chunks) else "the loss"
+        name = layout.parameters[layout.parameter_of_chunk(int(chunks[0]))].name if len(chunks) else None
         self._halt(non_finite(self.step_number, rank=None, lane=None, parameter=name))
 
     def _apply(self) -> None:

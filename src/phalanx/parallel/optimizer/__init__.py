@@ -1,17 +1,19 @@
 """What an optimizer updates and keeps: leaves, labelled state, and weights that other ranks read."""
 
 from phalanx.parallel.optimizer.labels import Label, locate, parse_label
-from phalanx.parallel.optimizer.leaf import Leaf, Leaves
-from phalanx.parallel.optimizer.state import check_names, from_tensor, gather, scatter, to_tensor, wants_on_device
+from phalanx.parallel.optimizer.leaf import Leaf, Leaves, check_taken
+from phalanx.parallel.optimizer.state import Kept, check_names, from_tensor, gather, scatter, to_tensor, wants_on_device
 from phalanx.parallel.optimizer.weights import Arrival, Weights
 
 __all__ = [
     "Arrival",
+    "Kept",
     "Label",
     "Leaf",
     "Leaves",
     "Weights",
     "check_names",
+    "check_taken",
     "from_tensor",
     "gather",
     "locate",

@@ -4,6 +4,7 @@ Vectorised code may round the tail of an array differently from its body. Blocks
 updated.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -73,3 +74,19 @@ class Leaves:
         """Return the leaves, parameter after parameter, however these are spread over buckets."""
         places = [(block.parameter, block.start) for block in self._blocks]
         return [self.leaves[number] for number in sorted(range(len(places)), key=places.__getitem__)]
+
+
+def check_taken(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> None:
+    """Raise ConfigError unless the optimizer updates the block of every leaf, once, and nothing else."""
+    taken = Counter(id(each) for group in optimizer.param_groups for each in group["params"])
+    advice = "make it of [leaf.block for leaf in leaves], and not of model.parameters(); freeze what is not trained"
+    for leaf in leaves:
+        times = taken.pop(id(leaf.block), 0)
+        if times != 1:
+            found = f"in it {times} times" if times else "not in it"
+            raise ConfigError(f"an engine's optimizer updates every leaf once, but {leaf.name} is {found}: {advice}")
+    if taken:
+        raise ConfigError(
+            f"an engine's optimizer updates the leaves, but {len(taken)} of its parameters are none of the leaves: "
+            f"{advice}"
+        )

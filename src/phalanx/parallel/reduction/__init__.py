@@ -1,7 +1,8 @@
 """Averaging gradients over lanes and ranks: layout, memory, order and summary."""
 
-from phalanx.parallel.reduction.agree import broadcast, compare
+from phalanx.parallel.reduction.agree import broadcast, compare, refuse_synced_norms
 from phalanx.parallel.reduction.exchange import Exchange
+from phalanx.parallel.reduction.fingerprint import fingerprints, hash_words
 from phalanx.parallel.reduction.lanes import seed_of
 from phalanx.parallel.reduction.layout import Block, Layout, ParameterSpec, align, arrange, lay_out
 from phalanx.parallel.reduction.memory import NARROW, as_tensor, dtype_of, is_staged, pin
@@ -30,12 +31,15 @@ __all__ = [
     "clip_factor",
     "compare",
     "dtype_of",
+    "fingerprints",
+    "hash_words",
     "is_staged",
     "lay_out",
     "layers_of",
     "non_finite",
     "parse",
     "pin",
+    "refuse_synced_norms",
     "seed_of",
     "share_blocks",
     "share_units",

@@ -34,6 +34,16 @@ def compare(named: Iterable[tuple[str, torch.Tensor]], group: Group, *settings: 
     )
 
 
+def refuse_synced_norms(model: torch.nn.Module) -> None:
+    """Raise ConfigError if the model has a SyncBatchNorm, which would only see the samples of one rank or lane."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name or 'the model'} is a SyncBatchNorm, whose statistics would not cover the samples of other "
+                "ranks here: use GroupNorm or LayerNorm, or BatchNorm if statistics of each rank's own samples will do"
+            )
+
+
 def broadcast(tensors: Iterable[torch.Tensor], group: Group, root: int = 0) -> None:
     """Copy the tensors of the ``root`` to all ranks. They may have any type and be on any device."""
     for batch in _batches(tensors):

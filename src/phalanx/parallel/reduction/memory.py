@@ -1,6 +1,5 @@
 """The memory of buckets: where gradients are stored, where the exchange reads them, and where their mean is."""
 
-import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,6 +11,7 @@ from phalanx.buffers import Array, DType
 from phalanx.errors import ConfigError
 from phalanx.parallel.reduction.exchange import Exchange
 from phalanx.parallel.reduction.layout import Bucket
+from phalanx.transport import allocate_pages
 
 NARROW = (torch.bfloat16, torch.float16)
 """Types whose values are added up and updated in f32."""
@@ -70,9 +70,7 @@ def allocate_buckets(
         elif is_shared and not bucket.is_sharded:
             host_mean = next(means).view(bucket.dtype.numpy)
         else:
-            # Not np.zeros: numpy asks for huge pages, and then an owned block brings its neighbours with it.
-            size_bytes = max(1, bucket.length * bucket.dtype.itemsize)
-            host_mean = np.frombuffer(mmap.mmap(-1, size_bytes), bucket.dtype.numpy, bucket.length)
+            host_mean = allocate_pages(bucket.length * bucket.dtype.itemsize).view(bucket.dtype.numpy)
         tensor_type = _TENSOR_TYPES[bucket.dtype]
         if stream is None:
             found.append(HostMemory(host_pieces, host_mean, tensor_type))
@@ -115,8 +113,8 @@ class DeviceMemory:
         self.host_pieces, self.host_mean = host_pieces, host_mean
         self.pieces = torch.zeros(host_pieces.shape, dtype=dtype, device=stream.device)
         self.mean = torch.zeros(host_mean.shape, dtype=dtype, device=stream.device)
-        pin(host_pieces)
-        pin(host_mean)
+        pin(host_pieces, stream.device)
+        pin(host_mean, stream.device)
         self._staged_pieces, self._staged_mean = as_tensor(host_pieces, dtype), as_tensor(host_mean, dtype)
         self._stream = stream
         self._is_out, self._is_in = torch.cuda.Event(), torch.cuda.Event()
@@ -150,8 +148,8 @@ def is_staged(device: torch.device) -> bool:
     return bool(device.type == "cuda")
 
 
-def pin(array: Array) -> None:
-    """Let the GPU read and write this memory directly, for as long as the memory exists.
+def pin(array: Array, device: torch.device) -> None:
+    """Let the GPU read and write this memory directly, for as long as the memory exists. Its pages are its own.
 
     Memory that is pinned already, for example as part of a larger array, is not pinned again.
     """
@@ -162,8 +160,13 @@ def pin(array: Array) -> None:
     if status != 0:
         raise ConfigError(f"the GPU cannot use the arena's memory (error {status}): train with --device cpu")
     owner = array.base if isinstance(array.base, np.ndarray) else array
-    # Otherwise the GPU would keep using these pages when the addresses belong to other memory.
-    weakref.finalize(owner, cuda.cudaHostUnregister, address).atexit = False
+    weakref.finalize(owner, _unpin, address, device).atexit = False
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    """Wait for the GPU's copies before the addresses belong to other memory."""
+    torch.cuda.synchronize(device)
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _make_stream(device: torch.device) -> "torch.cuda.Stream | None":
@@ -179,5 +182,5 @@ def _carve(
         return [np.empty(0, np.uint8) for _ in sizes]
     whole = exchange.allocate(ends[-1], np.uint8, shared=shared)
     if stream is not None:
-        pin(whole)
+        pin(whole, stream.device)
     return [whole[start : start + size] for start, size in zip(ends, sizes, strict=False)]

@@ -11,6 +11,7 @@ from phalanx.collectives import Finish
 from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.reduction.exchange import Exchange
+from phalanx.parallel.reduction.integrity import Integrity
 from phalanx.parallel.reduction.lanes import count_rows, plan_deposits
 from phalanx.parallel.reduction.layout import Bucket, Layout
 from phalanx.parallel.reduction.memory import allocate_buckets, as_tensor, is_staged
@@ -29,7 +30,8 @@ class Reducer:
     Gradients of a lane are totals: their sum over all lanes is divided by the sum of all counts. If they ``are_means``,
     each lane's gradients are multiplied by its count first. With an ``ownership`` the mean of a sharded parameter
     reaches only the owners of its blocks. ``borrows`` says that nobody changes a gradient after ``put``, so that it can
-    be read where it is. ``extra`` is how many values the caller adds to the summary.
+    be read where it is. ``extra`` is how many values the caller adds to the summary. A ``paranoid`` reducer of several
+    ranks has an ``integrity``, which checks every exchange.
     """
 
     def __init__(
@@ -44,15 +46,17 @@ class Reducer:
         are_means: bool = False,
         borrows: bool = False,
         extra: int = 0,
+        paranoid: bool = False,
     ) -> None:
         self.layout = layout
-        self.summary = Summary(layout.chunks, len(layout.parameters), extra)
+        is_checked = paranoid and exchange.size > 1
+        self.summary = Summary(layout.chunks, len(layout.parameters), extra, has_prints=is_checked)
         self._exchange = exchange
         self._lanes = lanes
         self._are_means = are_means
         self._is_staged = is_staged(device)
         is_one_lane_each = 1 < lanes == exchange.size == exchange.host_position[1]
-        self.is_borrowing = borrows and is_one_lane_each and not self._is_staged
+        self.is_borrowing = borrows and is_one_lane_each and not self._is_staged and not is_checked
         """Whether this rank reads its own gradients where they are, and copies only what others add up."""
         own = own_lanes(lanes, exchange.size, exchange.rank)
         self.lanes = own
@@ -79,6 +83,11 @@ class Reducer:
         self.active: Array = told[lanes:]
         """For each rank, 1 if it computes lanes in this step and 0 if it only takes part."""
         self._finishes = [self._make_finish(bucket) for bucket in layout.buckets]
+        self.integrity: Integrity | None = None
+        if is_checked:
+            if not isinstance(exchange, Group):
+                raise ConfigError("workers that only reach a gradient server cannot check sums: leave paranoid out")
+            self.integrity = Integrity(layout, self._memory, exchange, self._added_here, self.summary.prints)
         self._pending: list[Pending[Any]] = []  # Any: each has a result of its own type
         self._lane = -1
         self._missing: list[set[int]] = []
@@ -94,6 +103,8 @@ class Reducer:
         self._pending.clear()
         self._lane = -1
         self._left = 0
+        if self.integrity:
+            self.integrity.begin()
 
     def start_lane(self, lane: int, count: float, *, is_active: bool = True) -> None:
         """Start a lane of this rank, which counts ``count`` times; all ranks' counts leave with the last lane."""
@@ -213,6 +224,9 @@ class Reducer:
         self._pending.append(self._exchange.enqueue("the staging of a bucket", self._stage, number, values))
         leaving, finish = memory.host_pieces[: self._pieces], self._finishes[number]
         lanes, chunks, wire, owners = self._lanes, bucket.chunks, self._wires[number], self._owners[number]
+        if self.integrity:
+            shown = as_tensor(leaving, memory.mean.dtype)
+            self._pending.append(self._exchange.enqueue("the seal of a bucket", self.integrity.seal, number, shown))
         if owners is None:
             pending = self._exchange.fold_lanes_nowait(
                 leaving, memory.host_mean, lanes=lanes, blocks=chunks, finish=finish, wire=wire, own=own
@@ -223,6 +237,10 @@ class Reducer:
                 leaving, memory.host_mean, lanes=lanes, blocks=chunks, owners=owners, finish=finish, wire=wire, own=own
             )
         self._pending.append(pending)
+        if self.integrity:
+            if (again := self.integrity.add_up_again(number, leaving, lanes, finish)) is not None:
+                self._pending.append(again)
+            self._pending.append(self._exchange.enqueue("the check of a bucket", self.integrity.tell, number, shown))
         if self._is_staged:
             self._pending.append(self._exchange.enqueue("the return of a bucket", memory.start_copy_in))
 

@@ -33,6 +33,7 @@ class StarExchange:
         assert self.rank == client.worker, "the coordinator and the server know a worker by one number"
         self._member = member
         self._client = client
+        client.watch(member.epoch)
         self._parts = parts
         own = own_lanes(self.lanes, self.size, self.rank)
         self._pieces = len(pieces(own.start, own.stop, self.lanes))

@@ -15,13 +15,14 @@ class Summary:
     """The row, and its sections as views.
 
     ``squares`` has the sum of squares of each chunk of the mean, ``used`` how many lanes gave each parameter a
-    gradient, and ``extra`` the caller's own values.
+    gradient, and ``extra`` the caller's own values. ``prints``, if asked for, has two fingerprints for each chunk.
     """
 
-    def __init__(self, chunks: int, parameters: int, extra: int = 0) -> None:
-        ends = np.cumsum([0, chunks, parameters, extra])
+    def __init__(self, chunks: int, parameters: int, extra: int = 0, *, has_prints: bool = False) -> None:
+        ends = np.cumsum([0, chunks, parameters, extra, 2 * chunks * has_prints])
         self.row: Array = np.zeros(int(ends[-1]))
-        self.squares, self.used, self.extra = (self.row[start:stop] for start, stop in itertools.pairwise(ends))
+        self.squares, self.used, self.extra, prints = (self.row[start:stop] for start, stop in itertools.pairwise(ends))
+        self.prints: Array = prints.reshape(2, -1)
 
     def clear(self) -> None:
         """Set all values to zero for a new step."""

@@ -7,7 +7,7 @@ import torch
 
 from phalanx.parallel import parse_label
 from phalanx.train.checkpoint.shard_files import Tensors, list_shards, unite
-from phalanx.train.checkpoint.store import read_files
+from phalanx.train.checkpoint.store import read_chosen
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Description(msgspec.Struct, frozen=True):
 
 def describe_checkpoint(path: Path) -> Description:
     """Return how much is in a checkpoint, which must be complete."""
-    manifest, sets = read_files(path)
+    manifest, _, sets = read_chosen(path)
     return Description(
         step=manifest.step,
         workers=max((shard.size for shard in list_shards(manifest.files)), default=1),

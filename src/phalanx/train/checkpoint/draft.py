@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.train.checkpoint.manifest import FACTS, MANIFEST, Manifest, check
+from phalanx.train.checkpoint.manifest import FACTS, FORMAT, MANIFEST, Manifest, check
 from phalanx.train.checkpoint.tensor_file import TENSORS, FileDigest, JoinedTensor, write_file, write_tensors
 
 Sources = Mapping[str, torch.Tensor | JoinedTensor]
@@ -56,7 +56,7 @@ class Draft:
 
     def finish(self, entries: dict[str, FileDigest]) -> None:
         """Write the manifest and become the checkpoint, unless a complete one with the same tensors exists."""
-        manifest = Manifest(step=self.step, files=entries)
+        manifest = Manifest(format=FORMAT, step=self.step, files=entries)
         write_file(self.path / MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])
         _sync(self.path)
         if _has_tensors(self.target, manifest):

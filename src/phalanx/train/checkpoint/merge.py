@@ -7,10 +7,9 @@ import torch
 from phalanx.errors import ConfigError
 from phalanx.parallel import parse_label
 from phalanx.train.checkpoint.draft import Sources, write
-from phalanx.train.checkpoint.manifest import read_manifest
-from phalanx.train.checkpoint.shard_files import Tensors, collect_spans, list_shards
-from phalanx.train.checkpoint.store import load
-from phalanx.train.checkpoint.tensor_file import JoinedTensor
+from phalanx.train.checkpoint.shard_files import Tensors, collect_spans, unite
+from phalanx.train.checkpoint.store import read_chosen
+from phalanx.train.checkpoint.tensor_file import TENSORS, JoinedTensor
 
 
 def merge_shards(path: Path, out: Path) -> Path:
@@ -20,11 +19,13 @@ def merge_shards(path: Path, out: Path) -> Path:
     """
     if (out / path.name).exists():
         raise ConfigError(f"{out / path.name} exists already: name another folder")
-    found = load(path)
-    model = found.files.get("model", {})
-    sharded = {shard.name for shard in list_shards(read_manifest(path).files)}
-    files = {name: _join(each, model) if name in sharded else each for name, each in found.files.items()}
-    return write(out, found.step, files, found.facts)
+    manifest, facts, sets = read_chosen(path)
+    model = unite(sets.get("model", {}))
+    files = {
+        name: unite(shards) if name + TENSORS in shards else _join(unite(shards), model)
+        for name, shards in sets.items()
+    }
+    return write(out, manifest.step, files, facts)
 
 
 def _join(state: Tensors, model: Tensors) -> Sources:

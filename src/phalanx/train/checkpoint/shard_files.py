@@ -10,7 +10,7 @@ import torch
 from phalanx.parallel import Label, parse_label
 from phalanx.train.checkpoint.tensor_file import TENSORS
 
-_SHARD = re.compile(r"(.+)\.(\d+)-of-(\d+)" + re.escape(TENSORS))
+_SHARD = re.compile(r"(.+)\.([0-9]{1,9})-of-([0-9]{1,9})" + re.escape(TENSORS))
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -64,7 +64,9 @@ def find_misfit(shards: Mapping[str, Tensors], model: Tensors) -> str | None:
     origin: dict[str, str] = {}
     for file, tensors in shards.items():
         for text, tensor in tensors.items():
-            if text in state and parse_label(text).span:
+            if str(parse_label(text)) != text:
+                return f"{file} has {text}, which is no label"
+            if text in state and (tensor.ndim or parse_label(text).span):
                 return f"{text} is in both {origin[text]} and {file}"
             if text in state and not _is_same(state[text], tensor):
                 return f"{text} differs between {origin[text]} and {file}"

@@ -1,24 +1,24 @@
 """Saving checkpoints, finding them again, and loading them."""
 
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors.torch import load_file
 
 from phalanx.errors import ConfigError
+from phalanx.train.checkpoint.contents import RunFacts, parse_facts
 from phalanx.train.checkpoint.draft import remove, write
-from phalanx.train.checkpoint.manifest import FACTS, Manifest, check, damaged
-from phalanx.train.checkpoint.shard_files import Tensors, find_misfit, list_shards, unite
-from phalanx.train.checkpoint.tensor_file import TENSORS
+from phalanx.train.checkpoint.reader import Content, read
+from phalanx.train.checkpoint.shard_files import unite
+from phalanx.train.config import ModelConfig
 from phalanx.train.rundir import RunDir
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +52,12 @@ def load(path: Path) -> Checkpoint:
     The tensors are on the CPU and mapped from the files, which may be removed meanwhile. A set that was written in
     shards comes back as one set with the labels of all shards.
     """
-    manifest, sets = read_files(path)
-    files = {name: unite(shards) for name, shards in sets.items()}
-    return Checkpoint(manifest.step, files, msgspec.json.decode((path / FACTS).read_bytes()))
+    manifest, facts, sets = read(path)
+    return Checkpoint(manifest.step, {name: unite(shards) for name, shards in sets.items()}, facts)
 
 
-def read_files(path: Path) -> tuple[Manifest, dict[str, dict[str, Tensors]]]:
-    """Return the manifest and the tensors of a complete checkpoint, by set and then by file (one for each shard)."""
-    manifest = check(path)
-    sets: dict[str, dict[str, Tensors]] = {}
-    shards = {str(shard): shard.name for shard in list_shards(manifest.files)}
-    for file in manifest.files:
-        if file != FACTS:
-            sets.setdefault(shards.get(file, file.removesuffix(TENSORS)), {})[file] = load_file(path / file)
-    model = sets.get("model", {}).get("model" + TENSORS, {})
-    for name in set(shards.values()):
-        if misfit := find_misfit(sets[name], model):
-            raise damaged(path, misfit)
-    return manifest, sets
-
-
-def load_for_resume(folder: Path, step: int | None = None) -> Checkpoint:
-    """Read the checkpoint of that step, or the latest.
+def load_for_resume(folder: Path, step: int | None = None, model: ModelConfig | None = None) -> Checkpoint:
+    """Read the checkpoint of that step, or the latest. It must be of a run of ``model``, if that is given.
 
     If it is damaged, the ConfigError names an earlier complete one: people decide whether to lose the steps between.
     """
@@ -85,13 +69,36 @@ def load_for_resume(folder: Path, step: int | None = None) -> Checkpoint:
         steps = ", ".join(map(str, found))
         raise ConfigError(f"there is no checkpoint of step {wanted} in {folder}: pass --from-step with one of {steps}")
     try:
-        return load(found[wanted])
+        return _load_of(found[wanted], model)
     except ConfigError as error:
-        whole = _find_whole(path for number, path in found.items() if number < wanted)
+        whole = _find_whole(found[wanted], model)
         if whole is None:
             raise ConfigError(f"{error}; no earlier one is complete: start again without --resume") from error
         offer = f"--resume {folder.parent} --from-step {_step_of(whole)}"
         raise ConfigError(f"{error}; {whole.name} is complete: resume from it with {offer}") from error
+
+
+def load_latest(path: Path, model: ModelConfig | None = None) -> Checkpoint:
+    """Read the checkpoint at a path, or the latest of a run or a folder, of a run of ``model`` if that is given."""
+    chosen = list_checkpoints(path)[-1]
+    with _offering_earlier(chosen):
+        return _load_of(chosen, model)
+
+
+def read_chosen(path: Path) -> Content:
+    """Return what is in a checkpoint. If it is damaged, the ConfigError names an earlier complete one in its folder."""
+    with _offering_earlier(path):
+        return read(path)
+
+
+@contextmanager
+def _offering_earlier(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        whole = _find_whole(path)
+        offer = "no earlier one beside it is complete" if whole is None else f"{whole} is complete: use that one"
+        raise ConfigError(f"{error}; {offer}") from error
 
 
 def list_checkpoints(path: Path) -> list[Path]:
@@ -135,10 +142,23 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _find_whole(paths: Iterable[Path]) -> Path | None:
-    """Return the last of some paths, in order, that is a complete checkpoint."""
-    for path in reversed(list(paths)):
+def _load_of(path: Path, model: ModelConfig | None) -> Checkpoint:
+    """Read a checkpoint, which must be of a run of ``model``, if that is given."""
+    found = load(path)
+    if model is not None:
+        facts = parse_facts(found.facts)
+        if not isinstance(facts, RunFacts):
+            raise ConfigError(f"checkpoint {path} is not of a run of phalanx train")
+        if facts.model != model:
+            raise ConfigError(f"checkpoint {path} is of another model than the one in the config of the run")
+    return found
+
+
+def _find_whole(path: Path, model: ModelConfig | None = None) -> Path | None:
+    """Return the last complete checkpoint before the one at ``path``, in its folder."""
+    for step, each in reversed(_find(path.parent).items()):
         with suppress(ConfigError):
-            read_files(path)
-            return path
+            if step < _step_of(path):
+                _load_of(each, model)
+                return each
     return None

@@ -1,13 +1,18 @@
-"""Writing files of tensors in the safetensors format, and hashing them on the way."""
+"""Files of tensors in the safetensors format: writing them, hashing them on the way, and reading them."""
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
+
+from phalanx.train.plain_file import open_plain
 
 TENSORS = ".safetensors"
 _DTYPES = {
@@ -22,6 +27,9 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_LONGEST_NAME = 1000
+_MOST_DIMENSIONS = 16
+_MOST_ELEMENTS = 2**56  # their bytes still fit into the 64 bits in which torch counts
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +67,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
 def find_damage(path: Path, entry: FileDigest) -> str | None:
     """Return what is wrong with a file, or None if it has the size and the hash of ``entry``."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != entry.size_bytes:
                 return f"has {size_bytes} bytes instead of the {entry.size_bytes} in manifest.json"
@@ -68,6 +76,30 @@ def find_damage(path: Path, entry: FileDigest) -> str | None:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, mapped and not read. ValueError says what is wrong with the file.
+
+    The library limits the length of the header, and checks that the tensors cover the file without gap or overlap.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - the file is not a dictionary
+                _check_tensor(name, file.get_slice(name))
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"is not a file of tensors: {error}") from error
+
+
+def _check_tensor(name: str, found: Any) -> None:  # Any: the library's slices are untyped
+    shape, dtype = found.get_shape(), found.get_dtype()
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"has a tensor with a name of {len(name):,} letters")
+    if dtype not in _DTYPES.values():
+        raise ValueError(f"has {name} of type {dtype}, which no checkpoint has")
+    if len(shape) > _MOST_DIMENSIONS or math.prod(max(size, 1) for size in shape) > _MOST_ELEMENTS:
+        raise ValueError(f"has {name} of a shape that cannot be: it has {len(shape)} dimensions")
 
 
 def _encode(tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> Iterator[bytes | memoryview]:

@@ -7,14 +7,23 @@ import struct
 from dataclasses import astuple
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from phalanx.errors import BadFrame, ConfigError, PhalanxError
-from phalanx.wire.entrenar.message import ELEMENTS, TEXT, Block, Counted, Gradient, JoinRequest, Message
+from phalanx.errors import ConfigError, PhalanxError
+from phalanx.wire.entrenar.message import (
+    ELEMENTS,
+    LONGEST_FRAME_BYTES,
+    TEXT,
+    Block,
+    Counted,
+    Gradient,
+    JoinRequest,
+    Message,
+)
 
-STRANGER_BYTES = 4096
-"""The longest frame to take from a peer that has not joined."""
+STRANGER_BYTES = LONGEST_FRAME_BYTES
+"""The longest frame to take from a peer that has not joined. Of long texts a reader keeps only the beginning."""
 
 _SHORTEST_JOIN_BYTES = 13
-_SIZE = struct.Struct("<I")
+SIZE = struct.Struct("<I")
 
 Code = str | Counted
 """How a field is written: a number by its letter in a struct, or counted items."""
@@ -60,17 +69,6 @@ def data_bytes(message: Message) -> int:
     return ELEMENTS.item_bytes * message.elements if isinstance(message, Gradient) else 0
 
 
-def unpack(counted: Counted, items: bytes) -> str | tuple[int, ...]:
-    """The text or the component sizes that these bytes stand for, or BadFrame."""
-    if counted is not TEXT:
-        return tuple(size for (size,) in _SIZE.iter_unpack(items))
-    try:
-        return items.decode()
-    except UnicodeDecodeError as error:
-        flaw = f"{error.reason} at byte {error.start}"  # raised below: as a context, error would keep the bytes alive
-    raise BadFrame(f"a text of {len(items)} bytes is not UTF-8: {flaw}")
-
-
 def check_count(counted: Counted, count: int, refuse: type[PhalanxError]) -> None:
     """Raise ``refuse`` if there are more items than anyone has reason to send."""
     if count > counted.most:
@@ -102,7 +100,7 @@ def _pack_field(code: Code, value: Any) -> bytes:  # a value of the type that st
         return struct.pack("<" + code, value)
     if code is ELEMENTS:
         return struct.pack("<" + code.count, value)
-    items = value.encode() if code is TEXT else b"".join(map(_SIZE.pack, value))
+    items = value.encode() if code is TEXT else b"".join(map(SIZE.pack, value))
     count = len(items) // code.item_bytes
     check_count(code, count, ConfigError)
     return struct.pack("<" + code.count, count) + items

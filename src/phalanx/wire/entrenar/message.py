@@ -14,7 +14,10 @@ class Counted:
     most: int
 
 
-TEXT = Counted("UTF-8 bytes", count="I", item_bytes=1, most=128)  # a host name and a process id
+LONGEST_FRAME_BYTES = 100_000_000
+"""Entrenar itself takes no longer frames."""
+
+TEXT = Counted("UTF-8 bytes", count="I", item_bytes=1, most=LONGEST_FRAME_BYTES)
 SIZES = Counted("component sizes", count="I", item_bytes=4, most=16)  # entrenar has 9
 ELEMENTS = Counted("elements", count="Q", item_bytes=4, most=2**64)
 

@@ -1,15 +1,17 @@
 """Bytes in, messages of entrenar out."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import BadFrame
-from phalanx.wire.entrenar.codec import KINDS, LAYOUTS, STRANGER_BYTES, check_count, check_sum, data_bytes, unpack
-from phalanx.wire.entrenar.message import ELEMENTS, Gradient, Message
+from phalanx.wire.entrenar.codec import KINDS, LAYOUTS, SIZE, STRANGER_BYTES, check_count, check_sum, data_bytes
+from phalanx.wire.entrenar.message import ELEMENTS, TEXT, Gradient, Message
 
 _PREFIX_BYTES = 4
 _SKIP_BYTES = 1024
+_KEPT = 256  # characters of a text; the rest is read and forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,11 @@ def _read_message(kind: type[Message], length: int) -> Generator[int | EntrenarB
         spare -= count * counted.item_bytes
         if spare < 0:
             raise BadFrame(f"a {kind.__name__} has {count} {counted.name}, which end {-spare} bytes after its frame")
+        if counted is TEXT:
+            values[-1] = yield from _read_text(count)
+            continue
         if counted is not ELEMENTS:
-            values[-1] = unpack(counted, (yield count * counted.item_bytes))
+            values[-1] = tuple(size for (size,) in SIZE.iter_unpack((yield count * counted.item_bytes)))
             continue
         message = kind(*values)
         assert isinstance(message, Gradient), message
@@ -141,3 +146,20 @@ def _read_message(kind: type[Message], length: int) -> Generator[int | EntrenarB
     while spare:  # entrenar ignores what follows a message in its frame, so its peers may send it
         spare -= len((yield min(spare, _SKIP_BYTES)))
     return kind(*values)
+
+
+def _read_text(size_bytes: int) -> Generator[int, bytes, str]:
+    """Return the beginning of a text; all of it must be UTF-8."""
+    decoder = getincrementaldecoder("utf-8")()
+    kept, flaw, read_bytes = "", "", 0
+    while read_bytes < size_bytes and not flaw:
+        piece = yield min(size_bytes - read_bytes, _SKIP_BYTES)
+        start = read_bytes - len(decoder.getstate()[0])
+        read_bytes += len(piece)
+        try:
+            kept = (kept + decoder.decode(piece, final=read_bytes == size_bytes))[:_KEPT]
+        except UnicodeDecodeError as error:
+            flaw = f"{error.reason} at byte {start + error.start}"
+    if flaw:  # raised here: as a context, the error would keep the bytes alive
+        raise BadFrame(f"a text of {size_bytes} bytes is not UTF-8: {flaw}")
+    return kept
