@@ -225,13 +225,18 @@ def test_who_is_alone_may_train_later_what_was_frozen_first():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_parameter_may_lie_in_memory_in_any_order(size):
+def test_a_parameter_may_lie_in_memory_in_any_order_and_stays_so(size):
     def make_across():
         model = make_model()
         model.middle.weight = torch.nn.Parameter(model.middle.weight.data.t().contiguous().t())
         return model
 
     def loop(group, model, make):
-        take_steps(model, make(model.parameters(), torch.optim.SGD, lr=1e-2), group, [0])
+        optimizer = make(model.parameters(), torch.optim.SGD, lr=1e-2, momentum=0.9)
+        take_steps(model, optimizer, group, [0, 1])
+        with torch.no_grad():
+            model.module.middle.weight.mul_(0.5)
+        take_steps(model, optimizer, group, [2])
+        assert not model.module.middle.weight.is_contiguous()
 
     check(loop, size, model=make_across)

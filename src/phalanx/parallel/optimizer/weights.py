@@ -1,6 +1,6 @@
 """Weights in memory that the ranks of a host can read: the owner updates a block, and the other ranks copy it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -31,13 +31,21 @@ class WeightBucket:
 
 
 class Weights:
-    """Parameters of one type and device, moved to memory of the group.
+    """Parameters of one type and device, contiguous ones, moved to memory of the group.
 
     They travel in buckets, in the order of the parameters, so that the first can be used while the last still travel.
+    ``copies`` has the model's parameter for each of them that is only a contiguous copy of it.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], ownership: Ownership, group: Group) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        ownership: Ownership,
+        group: Group,
+        copies: Mapping[torch.nn.Parameter, torch.nn.Parameter] | None = None,
+    ) -> None:
         self._parameters = parameters
+        self._copies = copies or {}
         self._group = group
         first = parameters[0]
         starts = list(accumulate((align(each.numel()) for each in parameters), initial=0))
@@ -45,14 +53,12 @@ class Weights:
         self._mirror = as_tensor(self._array, first.dtype)
         self._is_direct = not is_staged(first.device)
         if not self._is_direct:
-            pin(self._array)
+            pin(self._array, first.device)
         for start, parameter in zip(starts, parameters, strict=False):
             if self._is_direct:
                 place = self._mirror[start : start + parameter.numel()].view(parameter.shape)
                 place.copy_(parameter.data)
                 parameter.data = place
-            elif not parameter.is_contiguous():
-                parameter.data = parameter.data.contiguous()
         self._buckets = _fill_buckets(starts, ownership, _BUCKET_BYTES // first.element_size())
 
     def begin(self) -> list["Arrival"]:
@@ -71,13 +77,16 @@ class Weights:
         ]
 
     def end(self, bucket: WeightBucket) -> None:
-        """Copy a bucket that has arrived to the device, if the model is on one."""
+        """Copy a bucket that has arrived to where the model has its parameters, if that is elsewhere."""
         if not self._is_direct:
             self._copy(bucket, is_own=False)
+        for parameter in _parameters_of(bucket, self._parameters):
+            if parameter in self._copies:
+                self._copies[parameter].data.copy_(parameter.data)
 
     def parameters_of(self, bucket: WeightBucket) -> list[torch.nn.Parameter]:
-        """Return the parameters that have blocks in a bucket."""
-        return [self._parameters[number] for number in {block.parameter for block in bucket.blocks}]
+        """Return the model's parameters that have blocks in a bucket."""
+        return [self._copies.get(each, each) for each in _parameters_of(bucket, self._parameters)]
 
     def _copy(self, bucket: WeightBucket, *, is_own: bool) -> None:
         """Copy this rank's own blocks from the device, or the blocks of other ranks to it."""
@@ -106,6 +115,10 @@ class Arrival:
             self._pending.wait()  # its call has a deadline
             self._weights.end(self._bucket)
             self._is_here = True
+
+
+def _parameters_of(bucket: WeightBucket, parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    return [parameters[number] for number in {block.parameter for block in bucket.blocks}]
 
 
 def _fill_buckets(starts: Sequence[int], ownership: Ownership, most: int) -> list[WeightBucket]:

@@ -49,17 +49,18 @@ def share_out(named: Named, unit: Unit, way: Way, before: Sequence[int]) -> Owne
 class Shard:
     """The blocks of a group of parameters that this rank updates. Narrow ones are updated in f32 and then rounded.
 
-    Making a shard moves the parameters to memory that the other ranks of the host can read.
+    Making a shard moves the parameters to memory that the other ranks of the host can read. A parameter that is not
+    contiguous stays where it is, because a product with it may round differently elsewhere; a copy is updated and sent.
     """
 
     def __init__(self, named: Named, ownership: Ownership, group: Group) -> None:
-        self._weights = [] if group.size == 1 else _move(named, ownership, group)
-        for _, parameter in named:
-            if not parameter.is_contiguous():  # alone; else it was moved
-                parameter.data = parameter.data.contiguous()
+        self._copies = {_copy(parameter): parameter for _, parameter in named if not parameter.is_contiguous()}
+        copy_of = {parameter: copy for copy, parameter in self._copies.items()}
+        updated = [(name, copy_of.get(parameter, parameter)) for name, parameter in named]
+        self._weights = [] if group.size == 1 else _move(updated, ownership, group, self._copies)
         self._places = [(name, parameter, parameter.data_ptr()) for name, parameter in named]
         own = sorted(ownership.of(group.rank), key=lambda block: (block.parameter, block.start))
-        self.leaves = [_make_leaf(*named[block.parameter], block) for block in own]
+        self.leaves = [_make_leaf(*updated[block.parameter], block) for block in own]
         """The blocks of this rank, as parameters for an optimizer."""
 
     def check(self) -> None:
@@ -72,6 +73,9 @@ class Shard:
 
     def begin(self, factor: float | None) -> None:
         """Set the gradient of every leaf, multiplied by ``factor`` if there is one."""
+        for copy, parameter in self._copies.items():
+            copy.data.copy_(parameter.data)  # the program may have changed it
+            copy.grad = parameter.grad
         for leaf in self.leaves:
             gradient = None if leaf.parameter.grad is None else _elements(leaf, leaf.parameter.grad.contiguous())
             if gradient is not None and factor is not None:
@@ -87,6 +91,10 @@ class Shard:
             leaf.block.grad = None
             if _is_master(leaf):
                 _elements(leaf, leaf.parameter.data).copy_(leaf.block.data)
+        for copy, parameter in self._copies.items():
+            copy.grad = None
+            if not self._weights:  # else it is copied when all blocks have arrived
+                parameter.data.copy_(copy.data)
 
     def share(self) -> list[Arrival]:
         """Begin to copy the blocks that other ranks have updated. All ranks call this together."""
@@ -107,7 +115,9 @@ class Shard:
                 found |= {key: each.float() for key, each in narrow.items()}
 
 
-def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
+def _move(
+    named: Named, ownership: Ownership, group: Group, copies: Mapping[torch.nn.Parameter, torch.nn.Parameter]
+) -> list[Weights]:
     """Move the parameters to memory of the group, those of one type and device together."""
     alike: dict[object, list[int]] = {}
     for number, (_, parameter) in enumerate(named):
@@ -121,8 +131,12 @@ def _move(named: Named, ownership: Ownership, group: Group) -> list[Weights]:
             if block.parameter in chosen
         ]
         blocks, owners = zip(*pairs, strict=True)
-        found.append(Weights([named[number][1] for number in numbers], Ownership(blocks, owners), group))
+        found.append(Weights([named[number][1] for number in numbers], Ownership(blocks, owners), group, copies))
     return found
+
+
+def _copy(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    return torch.nn.Parameter(parameter.data.contiguous(), requires_grad=parameter.requires_grad)
 
 
 def _make_leaf(name: str, parameter: torch.nn.Parameter, block: Block) -> Leaf:
