@@ -19,7 +19,7 @@ from phalanx.transport.link import Link
 from phalanx.transport.shortage import shortage_in_words
 from phalanx.transport.stream import NOT_NOW, StreamLink
 from phalanx.transport.tcp import keep_alive
-from phalanx.wire import HEADER_BYTES, Address, Header, LinkHello, Purpose, decode, encode
+from phalanx.wire import Address, FrameReader, LinkHello, Purpose, decode, encode
 
 _STRANGER_LIMIT_BYTES = 4096
 _LOOK_S = 0.02  # how often a rank that waits for a call looks whether its epoch still holds
@@ -247,22 +247,19 @@ class _Hello:
     def __init__(self, connected: socket.socket, origin: str) -> None:
         self.connected = connected
         self.origin = origin
-        self._bytes = bytearray()
-        self._wanted = HEADER_BYTES
+        self._reader = FrameReader(_STRANGER_LIMIT_BYTES)
 
     def read_nowait(self) -> LinkHello | None:
         """Return the hello, or None while bytes are missing."""
-        while len(self._bytes) < self._wanted:
+        while (frame := self._reader.next_frame()) is None:
             try:
-                arrived = self.connected.recv(self._wanted - len(self._bytes))
+                arrived = self.connected.recv(self._reader.wants)
             except NOT_NOW:
                 return None
             if not arrived:
                 raise ConnectionResetError(0, "it hung up before it said who it is")
-            self._bytes += arrived
-            if len(self._bytes) == HEADER_BYTES == self._wanted:
-                self._wanted += self._length()
-        message = decode(bytes(self._bytes[HEADER_BYTES:]))
+            self._reader.feed(arrived)
+        message = decode(frame[1])
         if not isinstance(message, LinkHello):
             raise BadFrame(f"expected a link's hello, got {type(message).__name__}")
         return message
@@ -277,9 +274,3 @@ class _Hello:
                 raise TimeoutError("it does not say who it is")
             epoch.check()
         return message
-
-    def _length(self) -> int:
-        length = Header.unpack(bytes(self._bytes)).length
-        if length > _STRANGER_LIMIT_BYTES:
-            raise BadFrame(f"a stranger announced {length} bytes; {_STRANGER_LIMIT_BYTES} are allowed")
-        return length
