@@ -13,6 +13,7 @@ PUBLIC = {
     "ConnectError",
     "DType",
     "DeadlineExceeded",
+    "ElasticRun",
     "EpochChanged",
     "Evicted",
     "GradientCorrupted",
@@ -34,6 +35,7 @@ PUBLIC = {
     "WeightsDiverged",
     "__version__",
     "connect",
+    "join_run",
 }
 
 

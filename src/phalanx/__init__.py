@@ -24,8 +24,8 @@ from phalanx.errors import (
     TransportError,
     WeightsDiverged,
 )
-from phalanx.group import Group, Statistics
-from phalanx.launch import connect
+from phalanx.group import ElasticRun, Group, Statistics
+from phalanx.launch import connect, join_run
 from phalanx.transport import Pending
 
 __version__ = "0.1.0"
@@ -38,6 +38,7 @@ __all__ = [
     "ConnectError",
     "DType",
     "DeadlineExceeded",
+    "ElasticRun",
     "EpochChanged",
     "Evicted",
     "GradientCorrupted",
@@ -59,4 +60,5 @@ __all__ = [
     "WeightsDiverged",
     "__version__",
     "connect",
+    "join_run",
 ]

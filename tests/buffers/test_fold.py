@@ -36,7 +36,7 @@ def cuts(draw):
 def carried(owned: range, leaves: int, values: list, combine) -> tuple:
     carry = Carry(leaves, combine)
     for lane in owned:
-        carry.add(lane, values[lane])
+        carry.add(range(lane, lane + 1), values[lane])
     return carry.pieces()
 
 
@@ -117,7 +117,7 @@ def test_a_carry_holds_no_more_sums_than_the_tree_has_levels():
     carry = Carry(40, lambda left, right: left + right)
 
     for lane in range(40):
-        carry.add(lane, 1)
+        carry.add(range(lane, lane + 1), 1)
 
         assert len(carry.pieces()) == max(1, (lane + 1).bit_count() - (lane == 39))
 
@@ -128,10 +128,18 @@ def test_leaves_outside_the_tree_are_refused(start, stop):
         pieces(start, stop, 8)
 
 
-@pytest.mark.parametrize("lane", [2, 3, 5])
+def test_lanes_with_a_gap_between_them_are_not_added():
+    carry = Carry(8, lambda left, right: left + right)
+    for lane in (0, 1, 3, 6, 7):
+        carry.add(range(lane, lane + 1), 1)
+
+    assert carry.pieces() == ((range(2), 2), (range(3, 4), 1), (range(6, 8), 2))
+
+
+@pytest.mark.parametrize("lane", [2, 3])
 def test_a_lane_out_of_order_is_refused(lane):
     carry = Carry(8, lambda left, right: left + right)
-    carry.add(3, 1)
+    carry.add(range(3, 4), 1)
 
     with pytest.raises(ConfigError, match=f"lane {lane} cannot follow lane 3"):
-        carry.add(lane, 1)
+        carry.add(range(lane, lane + 1), 1)

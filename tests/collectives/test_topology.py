@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.buffers import DType, ReduceOp, cover, fold, fold_pieces
+from phalanx.buffers import DType, LaneShares, ReduceOp, cover, fold, fold_pieces
 from phalanx.collectives.topology import Topology, owners_of, pieces_by_host, share_out, stand_ins
 
 
@@ -49,9 +49,11 @@ def test_one_rank_of_each_host_stands_for_a_rank_and_on_its_own_host_itself(topo
         assert all(standing[rank] == rank for rank in host)
 
 
-@given(topologies(), st.integers(0, 8))
-def test_what_hosts_contribute_adds_up_to_the_bits_of_the_tree(topology, more):
+@given(topologies(), st.integers(0, 8), st.data())
+def test_what_hosts_contribute_adds_up_to_the_bits_of_the_tree(topology, more, data):
     lanes = topology.size + more
+    kept = [data.draw(st.sets(st.integers(0, lanes - 1))) for _ in range(topology.size)]
+    shares = LaneShares.keeping(lanes, kept)
     values = (np.random.default_rng(lanes).normal(size=(lanes, 5)) * 10.0 ** np.arange(lanes)[:, None] % 1e7).astype(
         "f4"
     )
@@ -62,7 +64,7 @@ def test_what_hosts_contribute_adds_up_to_the_bits_of_the_tree(topology, more):
         return out
 
     pieces = sorted(
-        (each for host in pieces_by_host(lanes, topology) for each in host), key=lambda each: each.lanes.start
+        (each for host in pieces_by_host(shares, topology) for each in host), key=lambda each: each.lanes.start
     )
     inputs = []
     for piece in pieces:

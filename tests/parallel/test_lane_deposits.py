@@ -4,21 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.buffers import own_lanes, pieces
-from phalanx.parallel.reduction.lanes import count_rows, plan_deposits, seed_of
+from phalanx.buffers import cover, own_lanes, pieces
+from phalanx.parallel.reduction.lanes import count_rows, plan_deposits, plan_lanes, seed_of
 
 
 @given(st.integers(1, 40), st.data())
-def test_deposits_leave_the_pieces_in_order(lanes, data):
-    start = data.draw(st.integers(0, lanes - 1))
-    stop = data.draw(st.integers(start + 1, lanes))
-    deposits = plan_deposits(range(start, stop), lanes)
-    rows = [None] * count_rows(deposits)
-
-    for lane, deposit in zip(range(start, stop), deposits, strict=True):
-        rows[deposit.row] = (rows[deposit.row], lane) if deposit.is_added else lane
-        for left, right in deposit.merges:
-            rows[left] = (rows[left], rows[right])
+def test_deposits_leave_the_pieces_in_order_also_of_pieces_that_were_kept(lanes, data):
+    own = sorted(data.draw(st.sets(st.integers(0, lanes - 1), min_size=1)))
+    some = st.sets(st.integers(0, lanes - 1))
+    kept = {*cover(data.draw(some), lanes), *cover(data.draw(some), lanes)}
+    planned = plan_lanes(own, kept)
+    deposits = plan_deposits(planned, lanes)
+    rows = [None] * count_rows(plan_deposits(plan_lanes(own, ()), lanes))
 
     def tree(node):
         if len(node) == 1:
@@ -26,13 +23,20 @@ def test_deposits_leave_the_pieces_in_order(lanes, data):
         half = pieces(node.start, node.stop - 1, lanes)[0]
         return (tree(half), tree(range(half.stop, node.stop)))
 
-    spans = pieces(start, stop, lanes)
+    for each, deposit in zip(planned, deposits, strict=True):
+        rows[deposit.row] = (rows[deposit.row], tree(each)) if deposit.is_added else tree(each)
+        for left, right in deposit.merges:
+            rows[left] = (rows[left], rows[right])
+
+    spans = cover(own, lanes)
     assert rows[: len(spans)] == [tree(span) for span in spans]
+    for each in kept:
+        assert not set(each) <= set(own) or any(set(each) <= set(lanes) for lanes in planned)
 
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 1), (2, 1), (4, 2), (8, 3), (64, 6)])
 def test_rows_grow_with_the_levels_and_not_with_the_lanes(count, rows):
-    assert count_rows(plan_deposits(range(count), count)) == rows
+    assert count_rows(plan_deposits(plan_lanes(range(count), ()), count)) == rows
 
 
 def test_ranks_own_all_lanes_as_evenly_as_can_be():

@@ -59,7 +59,7 @@ def test_an_engine_that_is_dropped_leaves_its_model_alone():
     with alone(lanes=2) as group:
         engine = make_engine(group)
         engine.step(batches_of(0))
-        model, run = engine.model, weakref.ref(engine._run)
+        model, run = engine.model, weakref.ref(engine._lane_run)
         del engine
         gc.collect()
 

@@ -3,6 +3,7 @@
 from phalanx.buffers.dtype import Array, DType, as_bytes, round_to_bf16, widen_bf16
 from phalanx.buffers.fold import Carry, cover, pieces
 from phalanx.buffers.reduce import ReduceOp, accumulate, check, finish, fold, fold_pieces, square_norm, widen
+from phalanx.buffers.shares import LaneShares
 from phalanx.buffers.split import CHUNK, even_part, even_parts, own_lanes, slices
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Array",
     "Carry",
     "DType",
+    "LaneShares",
     "ReduceOp",
     "accumulate",
     "as_bytes",

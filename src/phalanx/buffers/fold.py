@@ -32,7 +32,7 @@ def cover(wanted: Collection[int], leaves: int) -> tuple[range, ...]:
 
 
 class Carry(Generic[T]):
-    """The sums of consecutive lanes so far, as whole subtrees. Two subtrees are added as a binary counter carries.
+    """The sums of lanes so far, as whole subtrees. Two neighbours are added as a binary counter carries.
 
     ``combine(left, right)`` returns the sum of two neighbours. It may reuse the memory of either.
     """
@@ -44,17 +44,18 @@ class Carry(Generic[T]):
         self._combine = combine
         self._held: list[tuple[range, T]] = []
 
-    def add(self, lane: int, value: T) -> None:
-        """Add the value of the next lane. The first lane may have any number."""
-        if self._held and lane != self._held[-1][0].stop:
-            raise ConfigError(
-                f"lane {lane} cannot follow lane {self._held[-1][0][-1]}: add lanes in order, without gaps"
-            )
-        (lanes,) = pieces(lane, lane + 1, self._leaves)
-        while self._held and len(pieces(self._held[-1][0].start, lanes.stop, self._leaves)) == 1:
+    def add(self, lanes: range, value: T) -> None:
+        """Add the value of a later lane, or of a whole subtree of lanes."""
+        if self._held and lanes.start < self._held[-1][0].stop:
+            raise ConfigError(f"lane {lanes.start} cannot follow lane {self._held[-1][0][-1]}: add lanes in order")
+        (lanes,) = pieces(lanes.start, lanes.stop, self._leaves)
+        while self._held and self._is_whole(self._held[-1][0], lanes):
             left, held = self._held.pop()
             lanes, value = range(left.start, lanes.stop), self._combine(held, value)
         self._held.append((lanes, value))
+
+    def _is_whole(self, left: range, right: range) -> bool:
+        return left.stop == right.start and len(pieces(left.start, right.stop, self._leaves)) == 1
 
     def pieces(self) -> tuple[tuple[range, T], ...]:
         """Return the sums so far and the lanes of each, as the function ``pieces`` returns them."""

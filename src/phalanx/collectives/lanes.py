@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, ReduceOp, finish, fold_pieces, round_to_bf16, widen, widen_bf16
+from phalanx.buffers import Array, DType, LaneShares, ReduceOp, finish, fold_pieces, round_to_bf16, widen, widen_bf16
 from phalanx.collectives.streaming import Chunk
 from phalanx.collectives.topology import (
     HostPiece,
@@ -21,7 +21,6 @@ from phalanx.collectives.topology import (
     Topology,
     owners_of,
     pieces_by_host,
-    pieces_by_rank,
     stand_ins,
 )
 
@@ -53,7 +52,7 @@ class LaneFold:
     of it in ``own``, by their numbers, instead of storing them in the piece. It must be the first to add these up.
     """
 
-    lanes: int
+    shares: LaneShares
     blocks: Sequence[slice]
     finish: Finish = field(default_factory=Finish)
     wire: DType | None = None
@@ -87,9 +86,9 @@ def blocks_added_first(count: int, owners: Sequence[int] | None, rank: int, topo
 
 
 @lru_cache
-def count_pieces(lanes: int, size: int) -> tuple[int, ...]:
-    """Return how many pieces each of ``size`` ranks contributes."""
-    return tuple(len(each) for each in pieces_by_rank(lanes, size))
+def count_pieces(shares: LaneShares) -> tuple[int, ...]:
+    """Return how many pieces each rank contributes."""
+    return tuple(len(shares.pieces(rank)) for rank in range(len(shares.by_rank)))
 
 
 class LaneReduction:
@@ -105,8 +104,8 @@ class LaneReduction:
         self._rank, self._fold, self._dtype, self._rows, self._target = rank, fold, dtype, rows, target
         self._wire = fold.wire if len(topology.hosts) > 1 else None
         self._host = topology.number_of_host(rank)
-        self._pieces = pieces_by_host(fold.lanes, topology)
-        self._inputs = _list_inputs(fold.lanes, topology, None if self._wire else self._host)
+        self._pieces = pieces_by_host(fold.shares, topology)
+        self._inputs = _list_inputs(fold.shares, topology, None if self._wire else self._host)
         self._input_lanes = tuple(each.lanes for each in self._inputs)
         self._has_sums = dtype.is_narrow and any(
             len(piece.pieces) > 1 for host, each in enumerate(self._pieces) if host != self._host for piece in each
@@ -230,10 +229,10 @@ class _Input(NamedTuple):
 
 
 @lru_cache
-def _list_inputs(lanes: int, topology: Topology, own_host: int | None) -> tuple[_Input, ...]:
+def _list_inputs(shares: LaneShares, topology: Topology, own_host: int | None) -> tuple[_Input, ...]:
     """Return the pieces of all hosts in lane order; those of ``own_host`` are the pieces of its ranks."""
     inputs: list[_Input] = []
-    for host, pieces in enumerate(pieces_by_host(lanes, topology)):
+    for host, pieces in enumerate(pieces_by_host(shares, topology)):
         for number, piece in enumerate(pieces):
             if host == own_host:
                 inputs += [_Input(each.lanes, host, number, each) for each in piece.pieces]

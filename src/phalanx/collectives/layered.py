@@ -153,7 +153,7 @@ class Layered:
 
     def _show_pieces(self, call: Call, pieces: Array, target: Array, fold: LaneFold) -> Mapping[int, Array]:
         """Begin a call of lanes in the arena, and return the pieces of every rank of this host."""
-        counts, dtype = count_pieces(fold.lanes, self._topology.size), call.signature.dtype
+        counts, dtype = count_pieces(fold.shares), call.signature.dtype
         rows = {self._rank: pieces.reshape(counts[self._rank], -1)}
         if self._arena is None:
             return rows

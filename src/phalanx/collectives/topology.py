@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from phalanx.buffers import cover, even_part, even_parts, own_lanes, pieces
+from phalanx.buffers import LaneShares, cover, even_part, even_parts
 from phalanx.errors import ConfigError
 
 
@@ -96,17 +96,10 @@ def stand_ins(topology: Topology) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache
-def pieces_by_rank(lanes: int, size: int) -> tuple[tuple[range, ...], ...]:
-    """Return the lanes of each piece that each of ``size`` ranks contributes."""
-    owned = [own_lanes(lanes, size, rank) for rank in range(size)]
-    return tuple(pieces(each.start, each.stop, lanes) for each in owned)
-
-
-@lru_cache
-def pieces_by_host(lanes: int, topology: Topology) -> tuple[tuple[HostPiece, ...], ...]:
+def pieces_by_host(shares: LaneShares, topology: Topology) -> tuple[tuple[HostPiece, ...], ...]:
     """Return what each host contributes to a sum of lanes: as few whole subtrees as its ranks' lanes make."""
-    by_rank = pieces_by_rank(lanes, topology.size)
-    return tuple(_pieces_of(lanes, host, by_rank) for host in topology.hosts)
+    by_rank = tuple(shares.pieces(rank) for rank in range(topology.size))
+    return tuple(_pieces_of(shares.count, host, by_rank) for host in topology.hosts)
 
 
 def _pieces_of(lanes: int, host: tuple[int, ...], by_rank: tuple[tuple[range, ...], ...]) -> tuple[HostPiece, ...]:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from phalanx.buffers import Array, DType, ReduceOp
+from phalanx.buffers import Array, DType, LaneShares, ReduceOp
 from phalanx.collectives import Finish
 from phalanx.group.operations import Operation, Operations
 from phalanx.transport import Pending
@@ -60,7 +60,7 @@ class Calls(ABC):
         pieces: Array,
         out: Array,
         *,
-        lanes: int,
+        lanes: int | LaneShares,
         blocks: Sequence[slice] | None = None,
         finish: Finish | None = None,
         wire: DType | str | None = None,
@@ -69,8 +69,9 @@ class Calls(ABC):
     ) -> Array:
         """Write the sum of all lanes into ``out``, with the same bits for any number of ranks.
 
-        Every rank owns an even part of the ``lanes``. ``pieces`` has a row for each whole subtree of this rank's lanes
-        (``phalanx.buffers.pieces``) and comes from ``allocate``. ``out`` comes from ``allocate(..., shared=True)``.
+        Every rank owns an even part of the ``lanes``, unless these are ``LaneShares`` that say otherwise. ``pieces``
+        has a row for each whole subtree of this rank's lanes (``LaneShares.pieces``) and comes from ``allocate``.
+        ``out`` comes from ``allocate(..., shared=True)``.
         ``finish`` says what the rank that adds up a block does with the sum before other ranks get it. A rank with a
         single piece may pass blocks of it in ``own``, by their numbers, instead of storing them in ``pieces``. It must
         be the first to add these blocks up (``blocks_added_first``).
@@ -82,7 +83,7 @@ class Calls(ABC):
         pieces: Array,
         out: Array,
         *,
-        lanes: int,
+        lanes: int | LaneShares,
         blocks: Sequence[slice] | None = None,
         finish: Finish | None = None,
         wire: DType | str | None = None,
@@ -97,7 +98,7 @@ class Calls(ABC):
         pieces: Array,
         out: Array,
         *,
-        lanes: int,
+        lanes: int | LaneShares,
         blocks: Sequence[slice],
         owners: Sequence[int],
         finish: Finish | None = None,
@@ -119,7 +120,7 @@ class Calls(ABC):
         pieces: Array,
         out: Array,
         *,
-        lanes: int,
+        lanes: int | LaneShares,
         blocks: Sequence[slice],
         owners: Sequence[int],
         finish: Finish | None = None,

@@ -90,11 +90,11 @@ def connect(join: Join, connector: Connector | None = None) -> Group:
     """
     deadline = Deadline.after(join.timeout_s)
     with shortage_in_words("cannot join the group"), ExitStack() as undo:
-        client = _call(join, deadline)
+        client = call_coordinator(join, deadline)
         undo.callback(client.close)
-        acceptor = _listen(client.local_host, join)
+        acceptor = listen(client.local_host, join)
         undo.callback(acceptor.close)
-        welcome, epoch = client.join(_hello(join, _published(client.local_host, acceptor)), deadline)
+        welcome, epoch = client.join(make_hello(join, published(client.local_host, acceptor)), deadline)
         undo.callback(epoch.close)
         addresses = {member.rank: member.addresses for member in welcome.members}
         tcp = TcpConnector(acceptor, addresses, LinkHello(epoch.number, welcome.rank, welcome.key), client.patience_s)
@@ -113,10 +113,10 @@ def enlist(join: Join) -> RunMember:
     """Join the run that ``join`` describes without links to its other ranks, for workers that can only call out."""
     assert join.lanes is not None, "a run takes steps"
     deadline = Deadline.after(join.timeout_s)
-    client = _call(join, deadline)
+    client = call_coordinator(join, deadline)
     with ExitStack() as undo:
         undo.callback(client.close)
-        welcome, epoch = client.join(_hello(join, ()), deadline)
+        welcome, epoch = client.join(make_hello(join, ()), deadline)
         undo.callback(epoch.close)
         context = GroupContext(MemoryConnector(), epoch, client, [member.host for member in welcome.members])
         leave = undo.pop_all()
@@ -124,7 +124,8 @@ def enlist(join: Join) -> RunMember:
         return RunMember(context, welcome.rank, len(welcome.members), join.lanes, join.timeout_s, leave.close)
 
 
-def _call(join: Join, deadline: Deadline) -> CoordinatorClient:
+def call_coordinator(join: Join, deadline: Deadline) -> CoordinatorClient:
+    """Return a connection to the coordinator."""
     return CoordinatorClient(
         join.coordinator,
         deadline,
@@ -134,7 +135,8 @@ def _call(join: Join, deadline: Deadline) -> CoordinatorClient:
     )
 
 
-def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
+def make_hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
+    """Return what this worker says about itself; other ranks reach it at ``addresses``."""
     here = host_identity()
     if join.host is not None:
         here += f"/{join.host}"
@@ -155,7 +157,7 @@ def _hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
     )
 
 
-def _listen(local_host: str, join: Join) -> Acceptor:
+def listen(local_host: str, join: Join) -> Acceptor:
     """Listen for peers: on loopback if the coordinator is there, otherwise on all interfaces."""
     if all(is_loopback(address.host) for address in join.coordinator):
         host = local_host
@@ -164,7 +166,8 @@ def _listen(local_host: str, join: Join) -> Acceptor:
     return Acceptor(host, 0, join.credentials, Purpose.LINK)
 
 
-def _published(local_host: str, acceptor: Acceptor) -> tuple[Address, ...]:
+def published(local_host: str, acceptor: Acceptor) -> tuple[Address, ...]:
+    """Return the addresses at which other ranks reach this acceptor."""
     where = acceptor.address
     hosts = (local_host,) if is_loopback(where.host) else own_hosts(local_host)
     return tuple(Address(host=host, port=where.port) for host in hosts)

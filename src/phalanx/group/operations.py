@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from phalanx.buffers import CHUNK, Array, DType, ReduceOp, even_parts, slices
+from phalanx.buffers import CHUNK, Array, DType, LaneShares, ReduceOp, even_parts, slices
 from phalanx.collectives import Call, Finish, LaneFold, Team, blocks_added_first, count_pieces
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.group.arguments import (
@@ -76,17 +76,17 @@ class Operations:
         self,
         pieces: Array,
         out: Array,
-        lanes: int,
+        lanes: int | LaneShares,
         blocks: Sequence[slice] | None,
         finish: Finish | None,
         wire: DType | str | None,
         own: Mapping[int, Array] | None,
     ) -> Operation[Array]:
         """Write the sum of all lanes into ``out``."""
-        flat, target, dtype = self._lanes(pieces, out, lanes)
+        flat, target, dtype, shares = self._lanes(pieces, out, lanes)
         found = tuple(slices(slice(0, out.size), CHUNK)) if blocks is None else blocks
         narrow = None if wire is None else parse_wire(wire, dtype)
-        fold = LaneFold(lanes, found, check_finish(finish, len(found)), narrow, self._own(own, found, None, pieces))
+        fold = LaneFold(shares, found, check_finish(finish, len(found)), narrow, self._own(own, found, None, pieces))
 
         signature = _signature(Collective.FOLD_LANES, dtype, out.size)
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
@@ -95,7 +95,7 @@ class Operations:
         self,
         pieces: Array,
         out: Array,
-        lanes: int,
+        lanes: int | LaneShares,
         blocks: Sequence[slice],
         owners: Sequence[int],
         finish: Finish | None,
@@ -103,23 +103,27 @@ class Operations:
         own: Mapping[int, Array] | None,
     ) -> Operation[Array]:
         """Write the sum of all lanes into ``out``, in the blocks that this rank owns."""
-        flat, target, dtype = self._lanes(pieces, out, lanes)
+        flat, target, dtype, shares = self._lanes(pieces, out, lanes)
         check_blocks(blocks, owners, out.size, self._team.size)
         narrow, found = None if wire is None else parse_wire(wire, dtype), self._own(own, blocks, owners, pieces)
-        fold = LaneFold(lanes, blocks, check_finish(finish, len(blocks)), narrow, found, owners)
+        fold = LaneFold(shares, blocks, check_finish(finish, len(blocks)), narrow, found, owners)
 
-        signature = _signature(Collective.SCATTER_LANES, dtype, out.size, blocks=checksum_blocks(blocks, owners, lanes))
+        signature = _signature(
+            Collective.SCATTER_LANES, dtype, out.size, blocks=checksum_blocks(blocks, owners, shares.count)
+        )
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
 
-    def _lanes(self, pieces: Array, out: Array, lanes: int) -> tuple[Array, Array, DType]:
-        """Return flat views of ``pieces`` and ``out``, and their type."""
+    def _lanes(self, pieces: Array, out: Array, lanes: int | LaneShares) -> tuple[Array, Array, DType, LaneShares]:
+        """Return flat views of ``pieces`` and ``out``, their type, and who computes which lanes."""
         flat, dtype = flatten(pieces, "pieces")
-        if not (dtype.is_float and lanes >= self._team.size):
-            raise ConfigError(f"{lanes} lanes of {dtype.label} cannot be shared by {self._team.size} ranks")
-        shape = (count_pieces(lanes, self._team.size)[self._team.rank], out.size)
+        size, count = self._team.size, lanes.count if isinstance(lanes, LaneShares) else lanes
+        if not dtype.is_float or count < size or (isinstance(lanes, LaneShares) and len(lanes.by_rank) != size):
+            raise ConfigError(f"{count} lanes of {dtype.label} cannot be shared by {size} ranks")
+        shares = lanes if isinstance(lanes, LaneShares) else LaneShares.even(lanes, size)
+        shape = (count_pieces(shares)[self._team.rank], out.size)
         if pieces.shape != shape:
             raise ConfigError(f"pieces must have shape {shape}, one row a piece, not {pieces.shape}")
-        return flat, check_target(out, (out.size,), dtype, "out"), dtype
+        return flat, check_target(out, (out.size,), dtype, "out"), dtype, shares
 
     def _own(
         self,

@@ -1,5 +1,5 @@
-"""Starting workers (``local``), and finding the group that a process was started in (``connect``)."""
+"""Starting workers (``local``), and finding the group or run that a process was started in (``connect``)."""
 
-from phalanx.launch.connect import connect
+from phalanx.launch.connect import connect, join_run
 
-__all__ = ["connect"]
+__all__ = ["connect", "join_run"]

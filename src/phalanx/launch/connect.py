@@ -4,10 +4,11 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError, ConnectError, JoinRefused, PhalanxError, ProtocolError
-from phalanx.group import Group, Join, Over, alone
+from phalanx.group import ElasticRun, Group, Join, Over, alone
 from phalanx.group import connect as join_group
 from phalanx.launch.env import Launch, parse_over, read_launch
 from phalanx.launch.rank_channel import tell_rank
@@ -50,6 +51,41 @@ def connect(
     group = join_group(join)
     tell_rank(launch.channel, group.rank)
     return group
+
+
+def join_run(
+    *, lanes: int, timeout_s: float = 300.0, over: str = "auto", host: str | None = None, step: int = 0
+) -> ElasticRun:
+    """Join the run of ``phalanx join`` or ``phalanx run``, whose members may come and go, for an ``Engine``.
+
+    Each step is cut into ``lanes``. ``step`` is the next step of the state that this worker has loaded; a worker that
+    comes later gets the state from the others. The other arguments are those of ``connect``. A process that nothing
+    started is a run of one.
+    """
+    chosen, launch = parse_over(over, "over"), read_launch()
+    if launch is None:
+        coordinator = Coordinator(terms=Terms.exactly(1))
+        try:
+            alone = Join(coordinator=(coordinator.address,), timeout_s=timeout_s, lanes=lanes, step=step)
+            return ElasticRun(alone, leave=coordinator.close)
+        except BaseException:
+            coordinator.close()
+            raise
+    if launch.is_hosted:
+        raise ConfigError(
+            "under torchrun, srun and mpirun the coordinator ends with rank 0, and so would the run: start `phalanx "
+            "coordinator`, and the workers with `phalanx join`"
+        )
+    join = replace(
+        make_join(launch, timeout_s),
+        rank=None,  # those who hold the state get the first ranks
+        size=None,
+        host=launch.host if host is None else host,
+        over=launch.over if chosen is Over.AUTO else chosen,
+        lanes=lanes,
+        step=step,
+    )
+    return ElasticRun(join, partial(tell_rank, launch.channel))
 
 
 def make_join(launch: Launch, timeout_s: float) -> Join:

@@ -101,7 +101,8 @@ class TcpConnector:
 
     A thread accepts all calls, whether or not this rank has asked for them: so a rank that dials never has to wait
     until its peer comes to the same call. ``own`` is what this rank says of itself; its key is that of the epoch. A
-    rank that waits for a link learns when its other end has been out of reach for ``patience_s``.
+    rank that waits for a link learns when its other end has been out of reach for ``patience_s``. One connector serves
+    one epoch after another: a peer that is in a later epoch already is answered when that epoch begins here.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class TcpConnector:
         self._own = own
         self._patience_s = patience_s
         self._unclaimed: dict[tuple[bytes, int], socket.socket] = {}  # calls that this rank has not asked for yet
+        self._early: list[tuple[_Hello, LinkHello]] = []  # calls of epochs that have not begun here
         self._changed = threading.Condition()
         self._is_closing = False
         self._selector = close_in_children(selectors.DefaultSelector())
@@ -124,6 +126,17 @@ class TcpConnector:
         self._selector.register(self._wakes, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._attend, name=f"phalanx-accept-{own.rank}", daemon=True)
         self._thread.start()
+
+    def begin(self, addresses: Mapping[int, Sequence[Address]], own: LinkHello, patience_s: float) -> None:
+        """Make links of another epoch from now on."""
+        with self._changed:
+            self._addresses, self._own, self._patience_s = addresses, own, patience_s
+            for unclaimed in self._unclaimed.values():
+                unclaimed.close()
+            self._unclaimed.clear()
+            early, self._early = self._early, []
+        for hello, message in early:
+            self._answer(hello, message)
 
     def dial(self, key: bytes, rank: int, peer: int, deadline: Deadline, epoch: Epoch) -> Link:
         """Return a new link to ``peer``, whose thread accepts it."""
@@ -185,8 +198,8 @@ class TcpConnector:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Hello):
                 key.data.connected.close()
-        for unclaimed in self._unclaimed.values():
-            unclaimed.close()
+        for waiting in (*self._unclaimed.values(), *(hello.connected for hello, _ in self._early)):
+            waiting.close()
         self._acceptor.close()
         self._selector.close()
         self._wakes.close()
@@ -207,17 +220,28 @@ class TcpConnector:
         """Read a hello as far as it has arrived, and answer it when it is complete."""
         try:
             message = hello.read_nowait()
-            if message is None:
-                return
-            own = self._own
-            hello.connected.sendall(encode(LinkHello(own.epoch, own.rank, answer_to(message.key, own.key))))
         except (OSError, PhalanxError) as error:
-            _log.warning("refused a connection from %s: %s", hello.origin, error)
             self._selector.unregister(hello.connected)
-            hello.connected.close()
+            _refuse(hello, error)
             return
-        self._selector.unregister(hello.connected)
+        if message is not None:
+            self._selector.unregister(hello.connected)
+            self._answer(hello, message)
+
+    def _answer(self, hello: "_Hello", message: LinkHello) -> None:
+        """Answer a hello of this epoch, keep one of a later epoch, and refuse one of an epoch that is over."""
         with self._changed:
+            own = self._own
+            if message.epoch > own.epoch and len(self._early) < _MOST_UNCLAIMED:
+                self._early.append((hello, message))
+                return
+            try:
+                if message.epoch != own.epoch:
+                    raise ConnectionRefusedError(0, f"it is in epoch {message.epoch}, and this rank in {own.epoch}")
+                hello.connected.sendall(encode(LinkHello(own.epoch, own.rank, answer_to(message.key, own.key))))
+            except OSError as error:
+                _refuse(hello, error)
+                return
             replaced = self._unclaimed.pop((message.key, message.rank), None)
             self._unclaimed[message.key, message.rank] = hello.connected
             if replaced is None and len(self._unclaimed) > _MOST_UNCLAIMED:
@@ -225,6 +249,11 @@ class TcpConnector:
             self._changed.notify_all()
         if replaced is not None:
             replaced.close()
+
+
+def _refuse(hello: "_Hello", error: OSError | PhalanxError) -> None:
+    _log.warning("refused a connection from %s: %s", hello.origin, getattr(error, "strerror", None) or error)
+    hello.connected.close()
 
 
 def answer_to(key: bytes, epoch_key: bytes) -> bytes:

@@ -3,10 +3,12 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from phalanx.buffers import Array
 from phalanx.parallel.reduction import Reducer
 
 Batch = Any  # what the caller's loss takes
@@ -14,13 +16,25 @@ Loss = Callable[[torch.nn.Module, Batch], "torch.Tensor | tuple[torch.Tensor, in
 """Returns the mean loss of a batch, or its total loss and a count, for example the number of tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class LaneOutcome:
+    """What a lane came to besides gradients: total loss and count, which parameters it used, and integer buffers."""
+
+    total: torch.Tensor
+    count: float
+    used: Array
+    integers: Array
+
+
 class LaneRun:
     """Runs lanes of a model and puts their gradients into a reducer. Closing or dropping it removes its hooks."""
 
-    def __init__(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], reducer: Reducer) -> None:
+    reducer: Reducer
+    """Where gradients go."""
+
+    def __init__(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._model = model
         self._parameters = parameters
-        self._reducer = reducer
         self._is_putting = False  # only in the last batch of a lane; before, gradients accumulate in .grad
         hooks = [
             parameter.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), number))
@@ -34,8 +48,8 @@ class LaneRun:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def run(self, loss: Loss, batches: Sequence[Batch], lane: int) -> torch.Tensor:
-        """Compute one lane, batch after batch, put its gradients into the reducer, and return its total loss."""
+    def run(self, loss: Loss, batches: Sequence[Batch], lane: int) -> tuple[torch.Tensor, float]:
+        """Compute one lane, batch after batch, put its gradients into the reducer, and return total loss and count."""
         totals: list[torch.Tensor] = []
         count = 0.0
         for number, batch in enumerate(batches, 1):
@@ -43,14 +57,14 @@ class LaneRun:
             count += float(weight)
             totals.append(value.detach())
             if number == len(batches):
-                self._reducer.start_lane(lane, count)
+                self.reducer.start_lane(lane, count)
                 self._is_putting = True
             value.backward()
         self._is_putting = False
-        for number in self._reducer.missing():
+        for number in self.reducer.missing():
             if number < len(self._parameters):  # else it is a buffer
                 self._put(number)
-        return torch.stack(totals).sum()
+        return torch.stack(totals).sum(), count
 
     def find_non_finite(self, loss: Loss, batches: Sequence[Batch]) -> int | None:
         """Compute a lane again, and return the first parameter in backward whose gradient is not finite.
@@ -78,7 +92,7 @@ class LaneRun:
             self._put(number)
 
     def _put(self, number: int) -> None:
-        self._reducer.put(number, self._parameters[number].grad)
+        self.reducer.put(number, self._parameters[number].grad)
         self._parameters[number].grad = None
 
 

@@ -8,7 +8,7 @@ from phalanx.parallel.reduction.layout import Block, Layout, ParameterSpec, alig
 from phalanx.parallel.reduction.memory import NARROW, as_tensor, dtype_of, is_staged, pin
 from phalanx.parallel.reduction.non_finite import non_finite
 from phalanx.parallel.reduction.ownership import Ownership, Unit, Way, layers_of, parse, share_blocks, share_units
-from phalanx.parallel.reduction.reducer import Reducer
+from phalanx.parallel.reduction.reducer import KeptPiece, Reducer
 from phalanx.parallel.reduction.star_exchange import StarExchange
 from phalanx.parallel.reduction.summary import Summary, clip_factor
 
@@ -16,6 +16,7 @@ __all__ = [
     "NARROW",
     "Block",
     "Exchange",
+    "KeptPiece",
     "Layout",
     "Ownership",
     "ParameterSpec",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from phalanx.buffers import Array, DType
+from phalanx.buffers import Array, DType, LaneShares
 from phalanx.collectives import Finish
 from phalanx.errors import Halted
 from phalanx.transport import Pending
@@ -49,7 +49,7 @@ class Exchange(Protocol):
         pieces: Array,
         out: Array,
         *,
-        lanes: int,
+        lanes: int | LaneShares,
         blocks: Sequence[slice],
         finish: Finish,
         wire: DType | None = None,

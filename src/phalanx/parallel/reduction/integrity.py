@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-from phalanx.buffers import Array
+from phalanx.buffers import Array, LaneShares
 from phalanx.collectives import Finish
 from phalanx.errors import GradientCorrupted
 from phalanx.group import Group
@@ -68,7 +68,7 @@ class Integrity:
         """Remember the fingerprints of a bucket's pieces, which are about to be added up."""
         self._seals = self._fingerprint_pieces(number, pieces)
 
-    def add_up_again(self, number: int, pieces: Array, lanes: int, finish: Finish) -> Pending[Array] | None:
+    def add_up_again(self, number: int, pieces: Array, lanes: LaneShares, finish: Finish) -> Pending[Array] | None:
         """Begin to add up a bucket again if it is its turn, each chunk by another rank."""
         if not self._is_twice(number):
             return None

@@ -1,6 +1,7 @@
 """Lanes: the seed of a lane's random numbers, and where a lane's gradient is stored or added."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx.buffers import Carry
@@ -14,7 +15,7 @@ def seed_of(seed: int, step: int, lane: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
-    """Where a lane's gradient goes: it is stored in ``row``, or added to it if it ``is_added``.
+    """Where a gradient goes, of a lane or of a piece: it is stored in ``row``, or added to it if it ``is_added``.
 
     Then rows are added to each other: (left, right) in ``merges`` adds row ``right`` to row ``left``.
     """
@@ -24,8 +25,11 @@ class Deposit:
     merges: tuple[tuple[int, int], ...]
 
 
-def plan_deposits(own: range, lanes: int) -> tuple[Deposit, ...]:
-    """Return a deposit for each of a rank's ``own`` lanes; after the last, rows 0, 1, ... hold the rank's pieces."""
+def plan_deposits(own: Sequence[range], lanes: int) -> tuple[Deposit, ...]:
+    """Return a deposit for each of a rank's ``own`` lanes, or pieces of several lanes, which are in order.
+
+    After the last, rows 0, 1, ... hold the rank's pieces.
+    """
     deposits = []
     merges: list[tuple[int, int]] = []
 
@@ -34,13 +38,29 @@ def plan_deposits(own: range, lanes: int) -> tuple[Deposit, ...]:
         return left
 
     carry: Carry[int] = Carry(lanes, merge)
-    for lane in own:
+    for each in own:
         merges.clear()
         row = len(carry.pieces())
-        carry.add(lane, row)
+        carry.add(each, row)
         is_added = bool(merges)  # the first merge adds the gradient itself, which needs no row
         deposits.append(Deposit(row - 1 if is_added else row, is_added, tuple(merges[1:])))
     return tuple(deposits)
+
+
+def plan_lanes(own: Sequence[int], kept: Sequence[range]) -> list[range]:
+    """Return what a rank contributes, in order: pieces that it has ``kept``, and each other lane of its ``own``.
+
+    Of pieces that overlap, one contains the others, and is taken.
+    """
+    whole: list[range] = []
+    covered: set[int] = set()
+    for piece in sorted(kept, key=len, reverse=True):
+        if set(piece) <= set(own) - covered:
+            whole.append(piece)
+            covered |= set(piece)
+    return sorted(
+        [*whole, *(range(lane, lane + 1) for lane in own if lane not in covered)], key=lambda each: each.start
+    )
 
 
 def count_rows(deposits: tuple[Deposit, ...]) -> int:

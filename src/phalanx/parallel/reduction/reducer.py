@@ -1,23 +1,40 @@
 """Averaging gradients over all lanes of all ranks while backward goes on: the one road that every gradient takes."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, DType, even_part, own_lanes, pieces
+from phalanx.buffers import Array, DType, LaneShares, even_part
 from phalanx.collectives import Finish
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
 from phalanx.parallel.reduction.exchange import Exchange
 from phalanx.parallel.reduction.integrity import Integrity
-from phalanx.parallel.reduction.lanes import count_rows, plan_deposits
+from phalanx.parallel.reduction.lanes import Deposit, count_rows, plan_deposits, plan_lanes
 from phalanx.parallel.reduction.layout import Bucket, Layout
 from phalanx.parallel.reduction.memory import allocate_buckets, as_tensor, is_staged
 from phalanx.parallel.reduction.ownership import Ownership
 from phalanx.parallel.reduction.summary import Summary
 from phalanx.transport import Pending
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPiece:
+    """The sum of some lanes that this rank has computed in an epoch that is over.
+
+    ``gradients`` has the sum for each parameter, ``used`` how many of the lanes gave it a gradient, and ``counts`` what
+    each lane counts for.
+    """
+
+    lanes: range
+    counts: Sequence[float]
+    used: Array
+    gradients: Sequence[torch.Tensor]
 
 
 class Reducer:
@@ -32,6 +49,9 @@ class Reducer:
     reaches only the owners of its blocks. ``borrows`` says that nobody changes a gradient after ``put``, so that it can
     be read where it is. ``extra`` is how many values the caller adds to the summary. A ``paranoid`` reducer of several
     ranks has an ``integrity``, which checks every exchange.
+
+    If the reducer ``keeps``, a failure of the group in the middle of a step is raised by ``finish`` only, when all
+    lanes of this rank are complete: what it then ``keep``s can be put into the reducer of the next epoch.
     """
 
     def __init__(
@@ -40,30 +60,33 @@ class Reducer:
         exchange: Exchange,
         device: torch.device,
         *,
-        lanes: int,
+        lanes: int | LaneShares,
         ownership: Ownership | None = None,
         wire: DType | None = None,
         are_means: bool = False,
         borrows: bool = False,
         extra: int = 0,
         paranoid: bool = False,
+        keeps: bool = False,
     ) -> None:
         self.layout = layout
         is_checked = paranoid and exchange.size > 1
         self.summary = Summary(layout.chunks, len(layout.parameters), extra, has_prints=is_checked)
         self._exchange = exchange
-        self._lanes = lanes
+        self._shares = LaneShares.even(lanes, exchange.size) if isinstance(lanes, int) else lanes
         self._are_means = are_means
         self._is_staged = is_staged(device)
-        is_one_lane_each = 1 < lanes == exchange.size == exchange.host_position[1]
+        is_one_lane_each = 1 < self._shares.count == exchange.size == exchange.host_position[1]
         self.is_borrowing = borrows and is_one_lane_each and not self._is_staged and not is_checked
         """Whether this rank reads its own gradients where they are, and copies only what others add up."""
-        own = own_lanes(lanes, exchange.size, exchange.rank)
-        self.lanes = own
+        self.lanes = self._shares.by_rank[exchange.rank]
         """The lanes that this rank computes."""
-        self._deposits = dict(zip(own, plan_deposits(own, lanes), strict=True))
-        self._pieces = len(pieces(own.start, own.stop, lanes))
-        rows = count_rows(tuple(self._deposits.values()))
+        self._pieces = self._shares.pieces(exchange.rank)
+        deposits = plan_deposits(plan_lanes(self.lanes, ()), self._shares.count)
+        self._deposits: dict[int, Deposit] = {}  # by the first lane of a piece
+        self._deposit = deposits[0]
+        self._last = 0  # the first lane of what this rank puts last
+        rows = count_rows(deposits)
         self._memory = allocate_buckets(layout.buckets, rows, exchange, device, is_borrowing=self.is_borrowing)
         self._bucket_of: dict[int, int] = {}
         self._rows: dict[int, tuple[torch.Tensor, ...]] = {}  # of each parameter, as flat views: making one takes long
@@ -76,11 +99,11 @@ class Reducer:
         self._owners = [_owners_of(bucket, ownership) for bucket in layout.buckets]
         self._added_here = [self._list_added(number) for number in range(len(layout.buckets))]
         self._wires = [wire if bucket.dtype is DType.F32 else None for bucket in layout.buckets]
-        told = np.zeros(lanes + exchange.size)
+        told = np.zeros(self._shares.count + exchange.size)
         self._told = told
-        self.counts: Array = told[:lanes]
+        self.counts: Array = told[: self._shares.count]
         """What each lane counts for; known when ``wait_for_counts`` returns."""
-        self.active: Array = told[lanes:]
+        self.active: Array = told[self._shares.count :]
         """For each rank, 1 if it computes lanes in this step and 0 if it only takes part."""
         self._finishes = [self._make_finish(bucket) for bucket in layout.buckets]
         self.integrity: Integrity | None = None
@@ -88,33 +111,56 @@ class Reducer:
             if not isinstance(exchange, Group):
                 raise ConfigError("workers that only reach a gradient server cannot check sums: leave paranoid out")
             self.integrity = Integrity(layout, self._memory, exchange, self._added_here, self.summary.prints)
+        self._keeps = keeps
+        self._failure: PhalanxError | None = None
         self._pending: list[Pending[Any]] = []  # Any: each has a result of its own type
-        self._lane = -1
+        self._is_last = False
         self._missing: list[set[int]] = []
         self._borrowed: list[dict[int, torch.Tensor]] = []
         self._left = 0
 
     # A step
 
-    def begin(self) -> None:
-        """Start a step, and forget one that was not finished."""
+    def begin(self, kept: Sequence[range] = ()) -> list[range]:
+        """Start a step, and return what this rank puts, in order: single lanes, and pieces of those that were ``kept``.
+
+        A step that was not finished is forgotten.
+        """
         self.summary.clear()
         self._told.fill(0.0)
         self._pending.clear()
-        self._lane = -1
+        self._failure = None
         self._left = 0
         if self.integrity:
             self.integrity.begin()
+        planned = plan_lanes(self.lanes, kept)
+        deposits = plan_deposits(planned, self._shares.count)
+        self._last = planned[-1].start
+        self._deposits = {each.start: deposit for each, deposit in zip(planned, deposits, strict=True)}
+        return planned
 
     def start_lane(self, lane: int, count: float, *, is_active: bool = True) -> None:
         """Start a lane of this rank, which counts ``count`` times; all ranks' counts leave with the last lane."""
-        self._lane = lane
-        self.counts[lane] = count
-        self._missing = [set(bucket.parameters) for bucket in self.layout.buckets]
-        self._borrowed = [{} for _ in self.layout.buckets]
-        if lane == self.lanes[-1]:
-            self.active[self._exchange.rank] = is_active
-            self._pending.append(self._exchange.all_reduce_nowait(self._told))
+        self._start(range(lane, lane + 1), [count], is_active=is_active)
+
+    def put_piece(self, piece: KeptPiece) -> None:
+        """Put a piece that an earlier reducer of this rank had in the same step."""
+        self._start(piece.lanes, piece.counts, is_active=True)
+        self.summary.used += piece.used
+        for number, gradient in enumerate(piece.gradients):
+            self._add(number, gradient)
+
+    def keep(self) -> list[tuple[range, list[torch.Tensor]]]:
+        """Return the lanes of each piece of this rank, and its sum of the gradients of every parameter."""
+        if self._exchange.size == 1:
+            return []  # the mean has replaced them
+        if self.is_borrowing:
+            whole = {number: each for borrowed in self._borrowed for number, each in borrowed.items()}
+            return [(self._pieces[0], [whole[number] for number in range(len(self._rows))])]
+        return [
+            (piece, [self._rows[number][row] for number in range(len(self._rows))])
+            for row, piece in enumerate(self._pieces)
+        ]
 
     def wait_for_counts(self) -> None:
         """Wait until this rank knows the counts of all lanes."""
@@ -129,16 +175,7 @@ class Reducer:
                 "failed half-way, or it is in two checkpoints; end this rank, or checkpoint with use_reentrant=False"
             )
         self.summary.used[number] += gradient is not None
-        if self.is_borrowing:
-            size = self.layout.parameters[number].size
-            self._borrowed[bucket][number] = torch.zeros(size) if gradient is None else gradient
-        else:
-            self._deposit(self._rows[number], gradient)
-        self._missing[bucket].discard(number)
-        if self._lane == self.lanes[-1]:
-            while self._left < len(self._missing) and not self._missing[self._left]:
-                self._let_leave(self._left)
-                self._left += 1
+        self._add(number, gradient)
 
     def missing(self) -> list[int]:
         """Return the parameters that this lane has not put yet, in the order in which they leave."""
@@ -146,6 +183,8 @@ class Reducer:
 
     def finish(self) -> Summary:
         """Exchange the summary behind all buckets, wait for everything, and return the summary of all ranks."""
+        if self._failure:
+            raise copy.copy(self._failure)
         self._pending.append(self._exchange.all_reduce_nowait(self.summary.row))
         for pending in self._pending:
             pending.wait()  # its call has a deadline
@@ -204,9 +243,46 @@ class Reducer:
 
     # One bucket
 
-    def _deposit(self, rows: Sequence[torch.Tensor], gradient: torch.Tensor | None) -> None:
+    def _start(self, lanes: range, counts: Sequence[float], *, is_active: bool) -> None:
+        self._deposit = self._deposits[lanes.start]
+        self._is_last = lanes.start == self._last
+        self.counts[lanes.start : lanes.stop] = counts
+        self._missing = [set(bucket.parameters) for bucket in self.layout.buckets]
+        self._borrowed = [{} for _ in self.layout.buckets]
+        if self._is_last:
+            self.active[self._exchange.rank] = is_active
+            self._try(self._tell_counts)
+
+    def _add(self, number: int, gradient: torch.Tensor | None) -> None:
+        """Add a gradient to its row, and let every bucket leave that is complete with the last lane."""
+        bucket = self._bucket_of[number]
+        if self.is_borrowing:
+            size = self.layout.parameters[number].size
+            self._borrowed[bucket][number] = torch.zeros(size) if gradient is None else gradient
+        else:
+            self._store(self._rows[number], gradient)
+        self._missing[bucket].discard(number)
+        while self._is_last and self._left < len(self._missing) and not self._missing[self._left]:
+            self._try(partial(self._let_leave, self._left))
+            self._left += 1
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """Act, unless the group has failed: then a reducer that keeps its lanes only completes them."""
+        if self._failure is not None:
+            return
+        try:
+            act()
+        except PhalanxError as error:
+            if not self._keeps:
+                raise
+            self._failure = error
+
+    def _tell_counts(self) -> None:
+        self._pending.append(self._exchange.all_reduce_nowait(self._told))
+
+    def _store(self, rows: Sequence[torch.Tensor], gradient: torch.Tensor | None) -> None:
         """Store a gradient in a row, or add it to one. A missing one counts as zeros: adding these turns -0 into 0."""
-        deposit = self._deposits[self._lane]
+        deposit = self._deposit
         row = rows[deposit.row]
         if gradient is None:
             row.add_(0.0) if deposit.is_added else row.zero_()
@@ -222,8 +298,8 @@ class Reducer:
         values, own = self._lend(number) if self.is_borrowing else ({}, None)
         memory.start_copy_out()
         self._pending.append(self._exchange.enqueue("the staging of a bucket", self._stage, number, values))
-        leaving, finish = memory.host_pieces[: self._pieces], self._finishes[number]
-        lanes, chunks, wire, owners = self._lanes, bucket.chunks, self._wires[number], self._owners[number]
+        leaving, finish = memory.host_pieces[: len(self._pieces)], self._finishes[number]
+        lanes, chunks, wire, owners = self._shares, bucket.chunks, self._wires[number], self._owners[number]
         if self.integrity:
             shown = as_tensor(leaving, memory.mean.dtype)
             self._pending.append(self._exchange.enqueue("the seal of a bucket", self.integrity.seal, number, shown))
@@ -247,8 +323,9 @@ class Reducer:
     def _lend(self, number: int) -> tuple[dict[int, Array], dict[int, Array]]:
         """Return the chunks of a bucket's borrowed gradients that others add up, and those that this rank does."""
         bucket, added = self.layout.buckets[number], self._added_here[number]
-        borrowed, self._borrowed[number] = self._borrowed[number], {}
-        flat = {parameter: _flatten(gradient) for parameter, gradient in borrowed.items()}
+        flat = {parameter: _flatten(gradient) for parameter, gradient in self._borrowed[number].items()}
+        if not self._keeps:
+            self._borrowed[number] = {}
         others: dict[int, Array] = {}
         own: dict[int, Array] = {}
         for index, (chunk, (parameter, start)) in enumerate(zip(bucket.chunks, bucket.origins, strict=True)):
@@ -275,9 +352,9 @@ class Reducer:
 
     def _make_finish(self, bucket: Bucket) -> Finish:
         if bucket.is_buffer:
-            return Finish(counts=np.array([float(self._lanes)]))
+            return Finish(counts=np.array([float(self._shares.count)]))
         squares = self.summary.squares[bucket.first_chunk : bucket.first_chunk + len(bucket.chunks)]
-        return Finish(counts=np.array([float(self._lanes)]) if self._are_means else self.counts, squares=squares)
+        return Finish(counts=np.array([float(self._shares.count)]) if self._are_means else self.counts, squares=squares)
 
     def _list_added(self, number: int) -> frozenset[int]:
         """Return the chunks of a bucket that this rank adds up."""

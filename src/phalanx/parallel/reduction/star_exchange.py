@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, even_part, own_lanes, pieces, square_norm
+from phalanx.buffers import Array, DType, LaneShares, even_part, square_norm
 from phalanx.collectives import Finish
 from phalanx.errors import Halted
 from phalanx.gradient_server import WorkerClient
@@ -35,8 +35,7 @@ class StarExchange:
         self._client = client
         client.watch(member.epoch)
         self._parts = parts
-        own = own_lanes(self.lanes, self.size, self.rank)
-        self._pieces = len(pieces(own.start, own.stop, self.lanes))
+        self._pieces = len(LaneShares.even(self.lanes, self.size).pieces(self.rank))
         self._step = 0
         self._folded = 0  # buckets of this step
         self._executor = SerialExecutor(f"phalanx-exchange-{self.rank}")
@@ -60,7 +59,7 @@ class StarExchange:
         pieces: Array,
         out: Array,
         *,
-        lanes: int,  # noqa: ARG002 - the server knows them
+        lanes: int | LaneShares,  # noqa: ARG002 - the server knows them
         blocks: Sequence[slice],
         finish: Finish,
         wire: DType | None = None,

@@ -1,0 +1,141 @@
+"""A run whose members change: this worker stays in it while groups come and go, one for each epoch."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from phalanx.errors import BadFrame, EpochChanged, Evicted, LinkClosed, TransportError
+from phalanx.group.connect import Join, call_coordinator, listen, make_hello, published
+from phalanx.group.context import GroupContext
+from phalanx.group.group import Group, make_group
+from phalanx.transport import Deadline, Epoch, TcpConnector, shortage_in_words
+from phalanx.wire import Address, Commit, LinkHello, Welcome
+
+ENDS_EPOCH = (EpochChanged, Evicted, TransportError, BadFrame)
+"""Errors of a group after which a run goes on in another epoch, unless its coordinator says otherwise."""
+
+
+class ElasticRun:
+    """This worker's part in a run. ``group`` is the group of the present epoch.
+
+    When a call of the group raises one of ``ENDS_EPOCH``, the epoch is over: ``next_group`` waits for the next one. It
+    raises the reason if there will be none for this worker. ``announce`` is called with this worker's rank in every
+    epoch, and ``leave`` when the run is closed.
+    """
+
+    def __init__(
+        self,
+        join: Join,
+        announce: Callable[[int], None] = lambda _: None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        assert join.lanes is not None, "a run takes steps"
+        self._join = join
+        self._announce = announce
+        deadline = Deadline.after(join.timeout_s)
+        with shortage_in_words("cannot join the run"), ExitStack() as undo:
+            self._client = call_coordinator(join, deadline)
+            undo.callback(self._client.close)
+            acceptor = listen(self._client.local_host, join)
+            undo.callback(acceptor.close)
+            welcome, epoch = self._client.join(make_hello(join, published(self._client.local_host, acceptor)), deadline)
+            self._connector = TcpConnector(acceptor, *_described(welcome), self._client.patience_s)
+            undo.callback(self._connector.close)
+            self._upcoming: tuple[Welcome, Epoch] | None = (welcome, epoch)
+            self._group: Group | None = None
+            self._epoch: Epoch | None = None
+            self._welcome = welcome
+            self.next_group()
+            self._undo = ExitStack()
+            self._undo.callback(leave)
+            self._undo.push(undo.pop_all())
+            self._undo.callback(self._client.leave)
+
+    @property
+    def group(self) -> Group:
+        """The group of the present epoch."""
+        assert self._group is not None, "a run has a group from the start"
+        return self._group
+
+    @property
+    def is_known_to_hold(self) -> int:
+        """The step whose state the coordinator believes this worker to hold."""
+        return self._welcome.members[self._welcome.rank].step
+
+    def next_group(self) -> Group:
+        """Close the group, wait until an epoch begins in which all members meet, and return its group."""
+        deadline = Deadline.after(self._join.timeout_s)
+        while True:
+            self._end_epoch()
+            self._welcome, self._epoch = self._next_epoch(deadline)
+            try:
+                self._group = self._meet(self._welcome, self._epoch, deadline)
+            except ENDS_EPOCH:
+                continue
+            self._announce(self._group.rank)
+            return self._group
+
+    def commit(self, loss: float, digest: bytes) -> None:
+        """Report that this worker is done with its step, and return when the step counts.
+
+        Raises ``EpochChanged`` if an epoch begins in which the step has to be done again. A worker that loses the
+        coordinator hears from the next one whether its step had counted.
+        """
+        if self._epoch:
+            self._client.done(self._epoch, loss, digest)
+        word = self._client.wait_for_word(Deadline.after(self._join.timeout_s))
+        if not isinstance(word, Commit):
+            self._upcoming = word
+            raise EpochChanged(f"epoch {self._welcome.epoch} ended before its step was committed: do the step again")
+
+    def hold(self, step: int) -> None:
+        """Say that this worker now has the state of ``step``."""
+        if self._epoch:
+            self._client.hold(self._epoch, step)
+
+    def close(self) -> None:
+        """Leave the run. Closing twice is harmless."""
+        self._end_epoch()
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._group:
+            self._group.__exit__(kind, error, trace)  # which tells the others if this worker's program failed
+        self.close()
+
+    def _next_epoch(self, deadline: Deadline) -> tuple[Welcome, Epoch]:
+        if self._upcoming is None:
+            word = self._client.wait_for_word(deadline)
+            assert not isinstance(word, Commit), "a commit comes only while this worker waits for it"
+            return word
+        word, self._upcoming = self._upcoming, None
+        return word
+
+    def _meet(self, welcome: Welcome, epoch: Epoch, deadline: Deadline) -> Group:
+        """Return the group of an epoch that has begun, when all its members have come to it."""
+        epoch.check()
+        self._connector.begin(*_described(welcome), self._client.patience_s)
+        context = GroupContext(self._connector, epoch, self._client, [member.host for member in welcome.members])
+        ranks = [member.rank for member in welcome.members]
+        timeout_s, lanes = self._join.timeout_s, self._join.lanes
+        return make_group(context, ranks, welcome.rank, welcome.key, deadline, timeout_s, lanes=lanes)
+
+    def _end_epoch(self) -> None:
+        if self._epoch:
+            self._epoch.revoke(LinkClosed("this epoch is over on this side"))
+            if self._group:
+                self._group.close()
+            self._epoch.close()
+            self._group = self._epoch = None
+
+
+def _described(welcome: Welcome) -> tuple[dict[int, tuple[Address, ...]], LinkHello]:
+    """Return the addresses of all members, and what this rank says of itself to them."""
+    addresses = {member.rank: member.addresses for member in welcome.members}
+    return addresses, LinkHello(welcome.epoch, welcome.rank, welcome.key)

@@ -1,0 +1,22 @@
+"""What a step came to."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of a step.
+
+    ``norm`` is the norm of the gradient before clipping, ``digest`` the digest of all weights and buffers before the
+    step. Of the time, ``compute_s`` was spent on lanes and the optimizer, ``wait_s`` on waiting for other ranks, and
+    ``exchange_s`` on the rest of the exchange.
+    """
+
+    step: int
+    loss: float
+    norm: float
+    digest: bytes
+    wants_stop: bool
+    compute_s: float
+    exchange_s: float
+    wait_s: float

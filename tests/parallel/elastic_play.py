@@ -1,0 +1,173 @@
+"""Workers of an elastic run in processes of their own, which tests kill, stop and replace."""
+
+import ast
+import os
+import random
+import select
+import signal
+import socket
+import traceback
+
+import torch
+from engine_play import LANES, Toy, batches_of, digest_of, make_engine
+
+from phalanx.coordinator import Coordinator, Terms
+from phalanx.group import ElasticRun, Join, Over
+from phalanx.transport import format_address, parse_address
+
+TIMEOUT_S = 40.0
+_EVALUATED = 1000
+
+
+class Workers:
+    """Workers by number, and what they say: tuples of number, what, step and value.
+
+    All processes are forked before the test starts a thread, and wait until they are started. Whoever is left at the
+    end of the block is killed.
+    """
+
+    def __init__(self, count, *, steps, over="arena", stall_s=None):
+        torch.set_num_threads(1)
+        self._reader, self._writer = os.pipe()
+        self._unread = b""
+        self._waiting = []
+        self.pids = {}
+        join = {"over": Over.TCP if over == "tcp" else Over.AUTO, "stall_s": stall_s}
+        for number in range(count):
+            ours, theirs = socket.socketpair()
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                try:
+                    self._live(number, theirs, join, steps)
+                finally:
+                    os._exit(0)
+            theirs.close()
+            self._waiting.append((number, pid, ours))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for number, pid, begin in self._waiting:
+            self.pids[number] = pid
+            begin.close()
+        for number in list(self.pids):
+            self.kill(number)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def start(self, address, hidden=40):
+        """Let the next worker join, and return its number."""
+        number, pid, begin = self._waiting.pop(0)
+        begin.sendall(f"{format_address(address)} {hidden}".encode())
+        begin.close()
+        self.pids[number] = pid
+        return number
+
+    def kill(self, number):
+        pid = self.pids.pop(number)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def stop(self, number):
+        os.kill(self.pids[number], signal.SIGSTOP)
+
+    def resume(self, number):
+        os.kill(self.pids[number], signal.SIGCONT)
+
+    def listen(self):
+        """Yield what workers say; fail if they say nothing for too long."""
+        while True:
+            while b"\n" not in self._unread:
+                assert select.select([self._reader], [], [], TIMEOUT_S)[0], "no worker says anything any more"
+                self._unread += os.read(self._reader, 1 << 16)
+            line, _, self._unread = self._unread.partition(b"\n")
+            yield ast.literal_eval(line.decode())
+
+    def listen_to_the_end(self, heard):
+        """Add what workers say to ``heard`` until all that are left have ended."""
+        ended = {number for number, what, _, _ in heard if what in ("end", "error")}
+        for said in self.listen() if not self.pids.keys() <= ended else ():
+            heard.append(said)
+            if said[1] in ("end", "error"):
+                ended.add(said[0])
+            if self.pids.keys() <= ended:
+                return
+
+    def _live(self, number, begin, join, steps):
+        words = begin.recv(1024).decode().split()
+        if not words:
+            return
+        begin.close()
+
+        def say(what, step, value):
+            os.write(self._writer, f"{(number, what, step, value)!r}\n".encode())  # short: written whole, or not at all
+
+        def batches(step, lane):
+            say("lane", step, lane)
+            return batches_of(step)(lane)
+
+        try:
+            joined = Join(coordinator=(parse_address(words[0]),), lanes=LANES, timeout_s=TIMEOUT_S, **join)
+            with ElasticRun(joined) as run:
+                engine = make_engine(run, model=lambda: Toy(int(words[1])))
+                for report in engine.train(batches, steps):
+                    say("report", report.step, (report.loss.hex(), report.norm.hex(), report.digest.hex()))
+                    if report.step % 3 == 2:
+                        say("evaluation", report.step, engine.evaluate(batches_of(_EVALUATED)).hex())
+                    say("epoch", report.step, (run.group.epoch, run.group.rank, run.group.size))
+                say("end", engine.step_number, digest_of(engine))
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            traceback.print_exc()
+            say("error", 0, f"{type(error).__name__}: {error}"[:2000])
+
+
+def story_of(heard):
+    """What workers found in each step, which must be the same for all, and the digests that they ended with."""
+    found = {}
+    for _, what, step, value in heard:
+        if what in ("report", "evaluation", "end"):
+            assert found.setdefault((what, step), value) == value, (what, step)
+    assert not [said for said in heard if said[1] == "error"]
+    return found
+
+
+def calm(steps):
+    """The story of a run that one worker takes undisturbed."""
+    heard = []
+    with Workers(1, steps=steps) as workers, Coordinator(terms=Terms(minimum=1, maximum=1)) as coordinator:
+        workers.start(coordinator.address)
+        workers.listen_to_the_end(heard)
+    return story_of(heard)
+
+
+def storm(seed, *, over, size=4, kills=8, steps=30):
+    """What workers say in a run in which some of them are killed at random moments, each replaced by a new one.
+
+    There are always two that hold the state: nobody could go on if all of these were killed at once.
+    """
+    chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    heard = []
+    with (
+        Workers(size + kills, steps=steps, over=over) as workers,
+        Coordinator(terms=Terms(minimum=2, maximum=size)) as coordinator,
+    ):
+        for _ in range(size):
+            workers.start(coordinator.address)
+        known, killed_in = {}, 0  # the epoch in which each worker has finished a step
+        for said in workers.listen():
+            heard.append(said)
+            number, what, _, value = said
+            if what == "epoch":
+                known[number] = value[0]
+            if kills == 0 or what in ("end", "error"):
+                break
+            holders = [each for each in workers.pids if known.get(each, 0) > killed_in]
+            if len(holders) > 1 and chance.random() < 0.1:
+                killed_in = max(known.values())
+                workers.kill(chance.choice(list(workers.pids)))
+                workers.start(coordinator.address)
+                kills -= 1
+        workers.listen_to_the_end(heard)
+    return heard

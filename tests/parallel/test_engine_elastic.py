@@ -1,0 +1,112 @@
+"""A run that outlives its workers: the same bits, whoever dies on the way."""
+
+from collections import Counter
+
+import pytest
+from elastic_play import LANES, Workers, calm, storm, story_of
+
+from phalanx.coordinator import Coordinator, Terms
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return calm(steps=30)
+
+
+@pytest.mark.parametrize("over", ["arena", "tcp"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whoever_is_killed_every_step_has_the_bits_of_a_calm_run(seed, over, undisturbed):
+    heard = storm(seed, over=over)
+
+    assert story_of(heard) == undisturbed
+    assert len({epoch for _, what, _, epoch in heard if what == "epoch"}) > 4
+
+
+def test_the_others_compute_only_the_lanes_that_are_lost():
+    heard = []
+    with Workers(4, steps=12) as workers, Coordinator(terms=Terms(minimum=3, maximum=4)) as coordinator:
+        for _ in range(4):
+            workers.start(coordinator.address)
+        victim = stopped_at = None
+        for said in workers.listen():
+            heard.append(said)
+            number, what, step, value = said
+            is_settled = heard.count((number, what, step - 1, value)) == 1  # all began the step in this epoch
+            if what == "epoch" and value[1:] == (3, 4) and is_settled and victim is None:
+                victim, stopped_at = number, step
+                workers.stop(victim)  # so that the others have computed a step and wait for it
+            steps = Counter(step for number, what, step, _ in heard if what == "lane" and number != victim)
+            if victim is not None and steps[max(steps)] >= 6:
+                break
+        workers.kill(victim)
+        workers.listen_to_the_end(heard)
+
+    lanes = Counter(
+        (step, value)
+        for number, what, step, value in heard
+        if what == "lane" and number != victim and step > stopped_at
+    )
+    assert set(lanes.values()) == {1}
+    assert {lane for step, lane in lanes if step == 11} == set(range(LANES))
+
+
+def test_a_newcomer_gets_the_state_and_the_last_report_from_the_others():
+    heard = []
+    with Workers(3, steps=30) as workers, Coordinator(terms=Terms(minimum=2, maximum=3)) as coordinator:
+        workers.start(coordinator.address)
+        workers.start(coordinator.address)
+        for said in workers.listen():
+            heard.append(said)
+            if said[1:3] == ("report", 3):
+                break
+        newcomer = workers.start(coordinator.address)
+        workers.listen_to_the_end(heard)
+
+    story = story_of(heard)
+    first = next(step for number, what, step, _ in heard if number == newcomer and what == "report")
+    assert first >= 3
+    assert {what for number, what, _, _ in heard if number == newcomer} >= {"report", "lane", "end"}
+    assert story["end", 30] == calm(steps=30)["end", 30]
+
+
+def test_a_worker_that_was_stopped_and_given_up_comes_back_and_harms_nothing():
+    heard = []
+    with (
+        Workers(3, steps=40, stall_s=0.5) as workers,
+        Coordinator(terms=Terms(minimum=2, maximum=3, stall_s=0.5)) as coordinator,
+    ):
+        for _ in range(3):
+            workers.start(coordinator.address)
+        stopped = None
+        for said in workers.listen():
+            heard.append(said)
+            number, what, step, value = said
+            if what == "epoch" and step == 5 and value[1] == 0 and stopped is None:
+                stopped = number
+                workers.stop(stopped)
+            if stopped is not None and what == "epoch" and value[2] == 2 and step >= 7:
+                break
+        workers.resume(stopped)
+        workers.listen_to_the_end(heard)
+
+    assert story_of(heard)["end", 40] == calm(steps=40)["end", 40]
+    assert (stopped, "end") in {said[:2] for said in heard}
+
+
+def test_a_newcomer_with_another_model_is_refused_in_words_and_the_others_go_on():
+    heard = []
+    with Workers(3, steps=30) as workers, Coordinator(terms=Terms(minimum=2, maximum=3)) as coordinator:
+        workers.start(coordinator.address)
+        workers.start(coordinator.address)
+        for said in workers.listen():
+            heard.append(said)
+            if said[1:3] == ("report", 3):
+                break
+        other = workers.start(coordinator.address, hidden=41)
+        workers.listen_to_the_end(heard)
+
+    (words,) = [value for number, what, _, value in heard if number == other and what == "error"]
+    assert "rank 0 has parameter sometimes of [40] float32, where rank 2 has parameter sometimes of [41]" in words
+    assert story_of([said for said in heard if said[0] != other])["end", 30] == calm(steps=30)["end", 30]
