@@ -11,10 +11,16 @@ from phalanx.testing.hostile import (
     hostile_data,
     hostile_logs,
     hostile_settings,
+    repair_hashes,
 )
 from phalanx.train.checkpoint import load
 
 AMONG_TENSORS = [each for each in hostile_checkpoints() if each.name.startswith(("optimizer has", "the "))]
+OF_ANY_PROGRAM = [
+    each
+    for each in hostile_checkpoints()
+    if each.name.startswith(("model.safetensors has", "optimizer has", "the ")) and "number of steps" not in each.name
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +90,24 @@ def test_a_hostile_checkpoint_is_refused_and_the_one_before_it_named(run_in_shar
 @pytest.mark.parametrize("hostile", AMONG_TENSORS, ids=lambda each: each.name)
 def test_a_hostile_checkpoint_without_shards_is_refused_too(run, phalanx, tmp_path, hostile):
     check_refusals(run, phalanx, tmp_path, hostile)
+
+
+@pytest.mark.parametrize("hostile", OF_ANY_PROGRAM, ids=lambda each: each.name)
+def test_a_hostile_checkpoint_whose_facts_name_no_model_is_refused_too(run_in_shards, phalanx, tmp_path, hostile):
+    for each in run_in_shards.checkpoints.iterdir():
+        (each / "facts.json").write_text('{"lr": 0.1}', encoding="utf-8")
+        repair_hashes(each)
+    path = run_in_shards.checkpoints / "step-00000004"
+    assert load(path).facts == {"lr": 0.1}
+    hostile.make(path)
+    before = list_tree(tmp_path)
+
+    assert_refused(*phalanx("checkpoint", "verify", path))
+    ended = phalanx("checkpoint", "merge", path, "--out", tmp_path / "out")
+    assert_refused(*ended)
+    assert "step-00000002 is complete" in ended[2], ended
+
+    assert list_tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("hostile", hostile_configs(), ids=lambda each: each.name)

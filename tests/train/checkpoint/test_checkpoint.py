@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from phalanx.errors import ConfigError
+from phalanx.testing.hostile import repair_hashes, rewrite_tensors
+from phalanx.testing.hostile.tensors import rewrite_json
 from phalanx.train.checkpoint import Checkpoint, cut, load, save
 
 DTYPES = [
@@ -49,7 +51,7 @@ def test_the_manifest_names_format_step_sizes_and_hashes(folder):
 
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
 
-    assert (manifest["format"], manifest["step"]) == (1, 3)
+    assert (manifest["format"], manifest["step"]) == (2, 3)
     assert {name: entry["size_bytes"] for name, entry in manifest["files"].items()} == {
         name: (path / name).stat().st_size for name in FILES if name != "manifest.json"
     }
@@ -194,6 +196,23 @@ def test_damage_is_named(folder, damage, words):
         load(path)
 
     assert str(caught.value) == f"checkpoint {path} is damaged: {words}"
+
+
+def test_a_tensor_that_was_saved_and_is_not_there_is_missed(folder):
+    path = save(folder, make(3))
+    rewrite_tensors(path / "optimizer.safetensors", lambda _: {})
+    repair_hashes(path)
+
+    with pytest.raises(ConfigError, match=r"step-00000003 is damaged: moment is missing$"):
+        load(path)
+
+
+def test_a_checkpoint_of_an_earlier_format_is_refused_as_such(folder):
+    path = save(folder, make(3))
+    rewrite_json(path / "manifest.json", lambda found: {"format": 1, "step": 3, "files": found["files"]})
+
+    with pytest.raises(ConfigError, match=r"its format is 1, and this version of Phalanx reads 2$"):
+        load(path)
 
 
 def test_the_checkpoint_of_another_step_under_a_wrong_name_is_refused(folder):

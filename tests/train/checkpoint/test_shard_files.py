@@ -9,6 +9,7 @@ from shard_play import SIZE, cut, make_seats, make_whole, save_by_threads, save_
 
 from phalanx.errors import ConfigError
 from phalanx.testing import World
+from phalanx.testing.hostile import repair_hashes, rewrite_tensors
 from phalanx.train.checkpoint import Checkpoint, load, load_for_resume, prune, save, save_together
 from phalanx.train.checkpoint import cut as cut_after
 
@@ -227,6 +228,48 @@ def test_shards_that_do_not_fit_together_are_refused(folder, first, second, word
         load(path)
 
     assert str(caught.value) in {f"checkpoint {path} is damaged: {prefix}{words}" for prefix in ("", "layer.")}
+
+
+# Damage with hashes that are right
+
+
+def drop(ending):
+    return lambda found: {label: found[label] for label in found if not label.endswith(ending)}
+
+
+@pytest.mark.parametrize(
+    ("rank", "change", "words"),
+    [
+        (0, lambda _: {}, "elements 0 to 2 of a.m are missing"),
+        (1, drop("[3:6]"), "a.m is torch.float32 of shape (3,) instead of torch.float32 of shape (6,)"),
+        (2, lambda _: {}, "b.m is missing"),
+        (2, drop("step"), "b.step is missing"),
+        (3, lambda _: {}, "c.table is missing"),
+        (3, lambda found: {**found, "c.other": found["c.table"]}, "it has c.other, which does not belong there"),
+        (
+            3,
+            lambda found: {"c.table": found["c.table"]._replace(shape=[3, 2])},
+            "c.table is torch.float32 of shape (3, 2) instead of torch.float32 of shape (2, 3)",
+        ),
+    ],
+)
+def test_shards_must_have_the_state_that_was_saved(folder, rank, change, words):
+    count = torch.tensor(7.0)
+    shards = [
+        {"a.m[0:3]": torch.ones(3), "a.step": count},
+        {"a.m[3:6]": torch.ones(3), "a.step": count},
+        {"b.m[0:2]": torch.ones(2), "b.step": count},
+        {"c.table": torch.ones(2, 3)},
+    ]
+    path = save_shards(folder, make_whole(5), shards)
+    assert load(path).files["optimizer"].keys() == {label for shard in shards for label in shard}
+
+    rewrite_tensors(path / SHARDS[rank], change)
+    repair_hashes(path)
+
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value) == f"checkpoint {path} is damaged: {words}"
 
 
 # Folders that are not one

@@ -13,6 +13,7 @@ from phalanx.testing.hostile.tensors import (
     Json,
     RawTensors,
     StoredTensor,
+    read_tensors,
     repair_hashes,
     rewrite_json,
     rewrite_tensors,
@@ -48,6 +49,7 @@ def hostile_checkpoints() -> list[HostileFile]:
         ("the optimizer is the model", partial(_copy, source=_MODEL, target=_OPTIMIZER)),
         ("the model is the optimizer", partial(_copy, source=_OPTIMIZER, target=_MODEL)),
         ("the last shard is a copy of the first", _repeat_shard),
+        ("the optimizer has no state of a parameter", _forget_parameter),
     ]
     return [HostileFile(name, make) for name, make in changes]
 
@@ -73,7 +75,7 @@ def _change_files() -> Iterator[tuple[str, Change]]:
 
 
 def _change_fields() -> Iterator[tuple[str, JsonChange]]:
-    for field in ("format", "step", "files"):
+    for field in ("format", "step", "files", "tensors"):
         yield f"no {field}", partial(_without, name=field)
         for odd in _ODD:
             yield f"{field} is {odd!r}", partial(_with, fields={field: odd})
@@ -220,6 +222,15 @@ def _repeat_shard(path: Path) -> None:
         shutil.copyfile(first, others[-1])
     else:
         rewrite_tensors(first, lambda _: {})
+    repair_hashes(path)
+
+
+def _forget_parameter(path: Path) -> None:
+    """Remove all state of a parameter from all shards."""
+    files = sorted(path.glob(f"{_OPTIMIZER}*"))
+    forgotten = next(iter(read_tensors(files[0]))).rpartition(".")[0] + "."
+    for file in files:
+        rewrite_tensors(file, lambda found: {name: found[name] for name in found if not name.startswith(forgotten)})
     repair_hashes(path)
 
 

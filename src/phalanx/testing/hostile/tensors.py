@@ -48,10 +48,10 @@ def rewrite_json(file: Path, change: Callable[[Json], Json]) -> None:
 
 def rewrite_tensors(file: Path, change: Callable[[dict[str, StoredTensor]], dict[str, StoredTensor]]) -> None:
     """Change the tensors of a file."""
-    _write_tensors(file, change(_read_tensors(file)))
+    _write_tensors(file, change(read_tensors(file)))
 
 
-def _read_tensors(file: Path) -> dict[str, StoredTensor]:
+def read_tensors(file: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a valid safetensors file."""
     content = file.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")

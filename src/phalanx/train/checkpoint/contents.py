@@ -1,6 +1,7 @@
-"""What a checkpoint must contain, by its facts: the state of a run, a bundle, or whatever people save themselves."""
+"""What a checkpoint must contain, by its facts (those of a run or of a bundle) and by the list of what was saved."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -65,8 +66,24 @@ def parse_facts(facts: Mapping[str, Any]) -> RunFacts | BundleFacts | None:
     return msgspec.convert(facts, BundleFacts) if "lane" in facts else None
 
 
-def find_fault(step: int, facts: RunFacts | BundleFacts | None, sets: Sets) -> str | None:
-    """Return what is wrong with the tensors of a checkpoint, or None."""
+def list_tensors(sets: Sets) -> dict[str, dict[str, str]]:
+    """Return the type and the shape of all tensors in words, by set and name; the spans of a label as one."""
+    listed = {}
+    for name, shards in sets.items():
+        looks = _look_at(unite(shards))
+        if name + TENSORS not in shards:
+            looks = _without_spans(looks) | {
+                str(label): _Look((spans[-1].stop,), spans[0].values.dtype)
+                for label, spans in collect_spans(unite(shards)).items()
+            }
+        listed[name] = {text: str(looks[text]) for text in sorted(looks)}
+    return listed
+
+
+def find_fault(
+    step: int, facts: RunFacts | BundleFacts | None, sets: Sets, saved: Mapping[str, Mapping[str, str]]
+) -> str | None:
+    """Return what is wrong with the tensors of a checkpoint, or None. ``saved`` lists what was saved."""
     model = unite(sets.get("model", {}))
     for name, shards in sets.items():
         is_whole = name + TENSORS in shards
@@ -76,11 +93,14 @@ def find_fault(step: int, facts: RunFacts | BundleFacts | None, sets: Sets) -> s
         if (is_state or not is_whole) and (misfit := find_misfit(shards, model)):
             return misfit
     united = {name: unite(shards) for name, shards in sets.items()}
+    return next(chain(_find_faults(step, facts, united), _find_changes(list_tensors(sets), saved)), None)
+
+
+def _find_faults(step: int, facts: RunFacts | BundleFacts | None, sets: Mapping[str, Tensors]) -> Iterator[str]:
     if isinstance(facts, RunFacts):
-        return next(_find_run_faults(step, facts, united), None)
-    if isinstance(facts, BundleFacts):
-        return next(_find_bundle_faults(facts, united), None)
-    return None
+        yield from _find_run_faults(step, facts, sets)
+    elif isinstance(facts, BundleFacts):
+        yield from _find_bundle_faults(facts, sets)
 
 
 def _find_run_faults(step: int, facts: RunFacts, sets: Mapping[str, Tensors]) -> Iterator[str]:
@@ -92,11 +112,10 @@ def _find_run_faults(step: int, facts: RunFacts, sets: Mapping[str, Tensors]) ->
         str(label): _Look(shapes.get(label.name, ()), found[0].values.dtype)
         for label, found in collect_spans(state).items()
     }
-    whole = {text: look for text, look in _look_at(state).items() if not parse_label(text).span}
     # AdamW keeps two values for each element of a parameter, and once how often it was updated.
     moments = {str(Label(name, key)): _Look(shape) for name, shape in shapes.items() for key in _MOMENTS}
     counts = {str(Label(name, "step")): _Look(()) for name in shapes}
-    yield from _compare(whole | spans, moments | counts)
+    yield from _compare(_without_spans(_look_at(state)) | spans, moments | counts)
     for text in counts:
         if (taken := state[text].item()) != step:
             yield f"{text} is {taken:g} in a checkpoint of step {step}"
@@ -115,6 +134,12 @@ def _find_bundle_faults(facts: BundleFacts, sets: Mapping[str, Tensors]) -> Iter
             yield f"batch {name} has tokens that are not in the vocabulary of {facts.vocabulary}"
 
 
+def _find_changes(found: Mapping[str, Mapping[str, str]], saved: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    yield from _compare_names(found, sorted(saved))
+    for name, tensors in saved.items():
+        yield from _compare(found[name], tensors)
+
+
 class _Look(NamedTuple):
     """The shape and the type of a tensor."""
 
@@ -129,16 +154,20 @@ def _look_at(tensors: Tensors) -> dict[str, _Look]:
     return {name: _Look(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _compare_names(sets: Mapping[str, Tensors], expected: Sequence[str]) -> Iterator[str]:
+def _without_spans(looks: Mapping[str, _Look]) -> dict[str, _Look]:
+    return {text: look for text, look in looks.items() if not parse_label(text).span}
+
+
+def _compare_names(sets: Mapping[str, object], expected: Sequence[str]) -> Iterator[str]:
     if sorted(sets) != list(expected):
-        yield f"it has {', '.join(sorted(sets)) or 'nothing'} instead of {' and '.join(expected)}"
+        yield f"it has {' and '.join(sorted(sets)) or 'nothing'} instead of {' and '.join(expected) or 'nothing'}"
 
 
-def _compare(found: Mapping[str, _Look], expected: Mapping[str, _Look]) -> Iterator[str]:
+def _compare(found: Mapping[str, object], expected: Mapping[str, object]) -> Iterator[str]:
     for name, look in expected.items():
         if name not in found:
             yield f"{name} is missing"
         elif found[name] != look:
             yield f"{name} is {found[name]} instead of {look}"
     for name in found.keys() - expected.keys():
-        yield f"it has {name}, which its model has not"
+        yield f"it has {name}, which does not belong there"

@@ -10,7 +10,9 @@ import msgspec
 import torch
 
 from phalanx.errors import ConfigError
+from phalanx.train.checkpoint.contents import list_tensors
 from phalanx.train.checkpoint.manifest import FACTS, FORMAT, MANIFEST, Manifest, check
+from phalanx.train.checkpoint.reader import read_sets
 from phalanx.train.checkpoint.tensor_file import TENSORS, FileDigest, JoinedTensor, write_file, write_tensors
 
 Sources = Mapping[str, torch.Tensor | JoinedTensor]
@@ -56,7 +58,8 @@ class Draft:
 
     def finish(self, entries: dict[str, FileDigest]) -> None:
         """Write the manifest and become the checkpoint, unless a complete one with the same tensors exists."""
-        manifest = Manifest(format=FORMAT, step=self.step, files=entries)
+        tensors = list_tensors(read_sets(self.path, entries))  # read back, because other ranks wrote some of them
+        manifest = Manifest(format=FORMAT, step=self.step, files=entries, tensors=tensors)
         write_file(self.path / MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest))])
         _sync(self.path)
         if _has_tensors(self.target, manifest):
@@ -90,10 +93,11 @@ def remove(path: Path) -> None:
 def _has_tensors(path: Path, manifest: Manifest) -> bool:
     """Return whether there is a complete checkpoint with the tensors of that manifest."""
     try:
-        files = check(path).files
+        found = check(path)
     except ConfigError:
         return False
-    return {**files, FACTS: None} == {**manifest.files, FACTS: None}
+    is_same = {**found.files, FACTS: None} == {**manifest.files, FACTS: None}
+    return is_same and found.tensors == manifest.tensors
 
 
 def _sync(folder: Path) -> None:

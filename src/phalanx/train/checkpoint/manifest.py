@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files and their hashes."""
+"""The manifest of a checkpoint: its files with their hashes, and its tensors."""
 
 import re
 from itertools import chain
@@ -14,7 +14,7 @@ from phalanx.train.plain_file import read_plain
 
 FACTS = "facts.json"
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 _MOST_BYTES = 2**26
 _MOST_WORDS = 500
 _PLAIN_NAME = re.compile(r"[^\W.][\w.-]{0,200}" + re.escape(TENSORS), re.ASCII)  # no path, and no device
@@ -24,11 +24,12 @@ Decoded = TypeVar("Decoded")
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The files that a checkpoint must have."""
+    """The files that a checkpoint must have, and the tensors that were in them when it was saved."""
 
     format: int
     step: Annotated[int, msgspec.Meta(ge=0)]
     files: dict[str, FileDigest]
+    tensors: dict[str, dict[str, str]] = {}  # has a default so that another format is refused as such
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:

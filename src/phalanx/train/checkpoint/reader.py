@@ -1,12 +1,12 @@
 """The one reader of checkpoints: nothing of a checkpoint is used before all of it has been validated."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from phalanx.train.checkpoint.contents import find_fault, parse_facts
+from phalanx.train.checkpoint.contents import Sets, find_fault, parse_facts
 from phalanx.train.checkpoint.manifest import FACTS, Manifest, check, damaged, decode
 from phalanx.train.checkpoint.shard_files import Tensors, list_shards
 from phalanx.train.checkpoint.tensor_file import TENSORS, read_tensors
@@ -17,7 +17,7 @@ class Content(NamedTuple):
 
     manifest: Manifest
     facts: Mapping[str, Any]  # Any: what JSON can hold has no better type
-    sets: Mapping[str, Mapping[str, Tensors]]
+    sets: Sets
 
 
 def read(path: Path) -> Content:
@@ -31,15 +31,21 @@ def read(path: Path) -> Content:
         parsed = parse_facts(facts)
     except msgspec.ValidationError as error:
         raise damaged(path, f"{FACTS} is not complete: {error}") from error
-    shards = {str(shard): shard.name for shard in list_shards(manifest.files)}
-    sets: dict[str, dict[str, Tensors]] = {}
-    for file in manifest.files:
-        if file != FACTS:
-            try:
-                tensors = read_tensors(path / file)
-            except ValueError as error:
-                raise damaged(path, f"{file} {error}") from error
-            sets.setdefault(shards.get(file, file.removesuffix(TENSORS)), {})[file] = tensors
-    if fault := find_fault(manifest.step, parsed, sets):
+    sets = read_sets(path, manifest.files)
+    if fault := find_fault(manifest.step, parsed, sets, manifest.tensors):
         raise damaged(path, fault)
     return Content(manifest, facts, sets)
+
+
+def read_sets(path: Path, files: Iterable[str]) -> Sets:
+    """Return the tensors of these files of a checkpoint. They must be files of tensors, and are not checked further."""
+    names = [file for file in files if file != FACTS]
+    shards = {str(shard): shard.name for shard in list_shards(names)}
+    sets: dict[str, dict[str, Tensors]] = {}
+    for file in names:
+        try:
+            tensors = read_tensors(path / file)
+        except ValueError as error:
+            raise damaged(path, f"{file} {error}") from error
+        sets.setdefault(shards.get(file, file.removesuffix(TENSORS)), {})[file] = tensors
+    return sets
