@@ -2,6 +2,8 @@
 
 import copy
 import warnings
+from collections import UserDict
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -117,14 +119,38 @@ def sampled_inputs(group, *, knows_ranks):
     return next(iter(torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)))[0]
 
 
-@pytest.mark.parametrize("as_name", [False, True])
+class Nested(nn.Module):
+    """A module that takes a batch in any form in which loaders give it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_net()
+
+    def forward(self, inputs):
+        while not isinstance(inputs, torch.Tensor):
+            inputs = inputs["inputs"] if isinstance(inputs, Mapping) else inputs[-1]
+        return self.net(inputs)
+
+
+SHAPES = {
+    "an argument": lambda model, inputs: model(inputs),
+    "an argument with a name": lambda model, inputs: model(inputs=inputs),
+    "a list": lambda model, inputs: model([inputs]),
+    "a dictionary": lambda model, inputs: model({"id": 7, "inputs": inputs}),
+    "a mapping": lambda model, inputs: model(UserDict(inputs=inputs)),
+    "a tuple in a dictionary": lambda model, inputs: model({"inputs": ("text", inputs)}),
+    "without the wrapper": lambda model, inputs: model.module(inputs),
+}
+
+
+@pytest.mark.parametrize("call", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("knows_ranks", [False, True])
-def test_the_same_samples_on_all_ranks_are_warned_of_once(knows_ranks, as_name):
+def test_the_same_samples_on_all_ranks_are_warned_of_once(knows_ranks, call):
     def work(group):
-        model = DataParallel(make_net(), group)
+        model = DataParallel(Nested(), group)
         inputs = sampled_inputs(group, knows_ranks=knows_ranks)
         for _ in range(2):
-            (model(inputs=inputs) if as_name else model(inputs)).sum().backward()
+            call(model, inputs).sum().backward()
             model.zero_grad()
 
     with warnings.catch_warnings(record=True) as caught:
@@ -134,6 +160,21 @@ def test_the_same_samples_on_all_ranks_are_warned_of_once(knows_ranks, as_name):
     words = [str(each.message) for each in caught]
     assert len(words) == (0 if knows_ranks else 1)
     assert all("all 3 ranks began with the same inputs" in each for each in words)
+
+
+def test_a_module_that_takes_no_hooks_is_trained_and_its_inputs_are_not_compared():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = [torch.jit.script(nn.Linear(6, 1)) for _ in range(2)]
+
+    def work(group):
+        model = DataParallel(scripted[group.rank], group)
+        model(INPUTS).sum().backward()
+        return gradients_of(model)
+
+    first, second = make_world(2).run(work)
+
+    np.testing.assert_array_equal(first, second)
 
 
 def test_inputs_that_are_only_evaluated_or_have_no_plain_bits_are_not_compared():

@@ -85,8 +85,6 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
     def forward(self, *inputs: Any, **named: Any) -> Any:  # Any: whatever the module takes and gives
         """Return what the module does."""
-        if not torch.compiler.is_compiling() and self.training and torch.is_grad_enabled():
-            self._inputs.note(inputs, named)
         return self.module(*inputs, **named)
 
     def weigh(self, count: float) -> None:
@@ -229,6 +227,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._places = [
             self._reducer.contribution(number).view(each.shape) for number, (_, each) in enumerate(self._trained)
         ]
+        self._hooks += self._inputs.watch(self.module)
         for number, (_, parameter) in enumerate(self._trained):
             if parameter.requires_grad:  # which may have changed; then what it has is exchanged at the end
                 hook = _make_hook(weakref.ref(self), number)
