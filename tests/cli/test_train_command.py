@@ -124,7 +124,7 @@ class TestCommand:
 
 
 class TestBeginning:
-    @pytest.mark.parametrize(("start", "goal"), [(None, "30 steps"), (12, "steps 12 to 30")])
+    @pytest.mark.parametrize(("start", "goal"), [(None, "30 steps"), (12, "steps 13 to 30")])
     def test_it_says_what_is_trained_on_what_and_where(self, run, tmp_path, capsys, start, goal):
         (tmp_path / "text").write_text("a text. " * 100, encoding="utf-8")
         config = parse_config("", [f"data.path={tmp_path}/text", "data.context=8", "train.steps=30", "run.workers=1"])
@@ -147,7 +147,7 @@ class TestEnd:
     def test_json_is_one_line_of_just_what_was_promised(self, run, config, capsys):
         run.result.write_bytes(msgspec.json.encode(RESULT))
 
-        is_complete = show_end(run, config, as_json=True)
+        is_complete = show_end(run, config, None, as_json=True)
 
         out = capsys.readouterr().out
         names = ["steps", "loss", "eval_loss", "digest", "tokens_per_s", "workers"]
@@ -158,7 +158,7 @@ class TestEnd:
         run.result.write_bytes(msgspec.json.encode(RESULT))
         run.sample.write_bytes(b"def a\x00\xff:\n  b\n")
 
-        is_complete = show_end(run, config, as_json=False)
+        is_complete = show_end(run, config, None, as_json=False)
 
         out = capsys.readouterr().out
         assert is_complete
@@ -171,17 +171,24 @@ class TestEnd:
     def test_a_run_that_was_stopped_says_how_to_go_on(self, run, config, capsys):
         run.result.write_bytes(msgspec.json.encode(RESULT | {"steps": 1}))
 
-        is_complete = show_end(run, config, as_json=False)
+        is_complete = show_end(run, config, None, as_json=False)
 
         out = capsys.readouterr().out
         assert not is_complete
         assert out.startswith("\n1 step in 12 s")
         assert out.endswith(f"\n\nstopped early; continue with: phalanx train --resume {run.path}\n")
 
+    def test_a_resumed_run_says_how_many_steps_it_has_taken_itself(self, run, config, capsys):
+        run.result.write_bytes(msgspec.json.encode(RESULT))
+
+        show_end(run, config, 12, as_json=False)
+
+        assert capsys.readouterr().out.startswith("\n30 steps, 18 of them in 12 s, 1,234 tokens/s\n")
+
     def test_a_loss_that_is_not_finite_is_called_so(self, run, config, capsys):
         run.result.write_bytes(msgspec.json.encode(RESULT | {"eval_loss": None}))
 
-        show_end(run, config, as_json=False)
+        show_end(run, config, None, as_json=False)
 
         assert "\nloss   not finite on held-out text; knowing " in capsys.readouterr().out
 

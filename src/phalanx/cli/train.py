@@ -157,7 +157,7 @@ def _run(
         )
         status = local.run(program, credentials)
     if run.result.exists():
-        is_complete = show_end(run, config, as_json=as_json)
+        is_complete = show_end(run, config, start, as_json=as_json)
         return 0 if is_complete else status or 128 + signal.SIGTERM  # somebody may have stopped a worker
     is_vain = start is not None and status == _REFUSED and _count_bytes(run.steps) == logged_bytes
     if not is_vain:  # else to resume would only fail again

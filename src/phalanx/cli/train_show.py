@@ -25,15 +25,16 @@ def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | Non
     """Print the data, the model and the directory of the run."""
     train, number = config.train, config.run.workers
     workers = f"{number} worker{'s' if number > 1 else ''}"
-    goal = f"steps {start} to {train.steps}" if start else f"{train.steps} steps"
+    goal = f"steps {start + 1} to {train.steps}" if start else f"{train.steps} steps"
     goal = f"all {train.steps} steps taken" if start == train.steps else goal
     print(f"data   {corpus.describe()}")
-    print(f"model  {config.model.layers} blocks of width {config.model.width}, {goal} of {train.batch} sequences")
+    blocks = f"{config.model.layers} block{'s' if config.model.layers > 1 else ''}"
+    print(f"model  {blocks} of width {config.model.width}, {goal} of {train.batch} sequences")
     sharing = ", which share the optimizer" if config.run.zero and number > 1 else ""
     print(f"run    {run.path}, {workers}{sharing}, {train.lanes} lanes", flush=True)
 
 
-def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
+def show_end(run: RunDir, config: Config, start: int | None, *, as_json: bool) -> bool:
     """Print the result of the run and what to do next. Return whether all its steps were taken."""
     result = run.read_result()
     is_complete = result.steps >= config.train.steps
@@ -45,6 +46,7 @@ def show_end(run: RunDir, config: Config, *, as_json: bool) -> bool:
         return is_complete
     entropy, loss = result.unigram_entropy, result.eval_loss
     steps = f"{result.steps} step{'s' if result.steps > 1 else ''}"
+    steps += f", {result.steps - start} of them" if start else ""
     print(f"\n{steps} in {result.seconds:.0f} s, {result.tokens_per_s:,.0f} tokens/s")
     held_out = "not finite" if loss is None else f"{loss:.3f} nats a token"
     print(f"loss   {held_out} on held-out text; knowing only how often each token occurs gives {entropy:.3f}")
