@@ -8,12 +8,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from itertools import chain, repeat
 
 import pytest
 from certificates import make_authority, make_certificate, needs_openssl
 
 from phalanx.errors import AuthError, BadFrame, ConfigError, ConnectError, PeerLost, ProtocolError
-from phalanx.testing import check_link
+from phalanx.testing import ManualClock, check_link
 from phalanx.transport import Acceptor, Credentials, Deadline, Epoch, StreamLink, Tls, acceptor, call, tcp
 from phalanx.wire import Address, Handshake, Purpose
 
@@ -305,19 +306,22 @@ def test_who_is_refused_at_the_only_address_gives_up_at_once(stack, credentials,
     assert OTHER_TOKEN.decode() not in str(caught.value)
 
 
-def answering(stack, answer):
-    """An address where somebody else listens, who says ``answer`` to whoever calls."""
+def answering(stack, *answers):
+    """An address where somebody else listens, with an answer to each call in turn, and the last one from then on.
+
+    An answer is what to say, or a function that returns it.
+    """
     listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
     def work():
         with closing(listening):
-            while True:
+            for answer in chain(answers, repeat(answers[-1])):
                 try:
                     connected = listening.accept()[0]
                 except OSError:
                     return
                 stack.callback(connected.close)
-                connected.sendall(answer)
+                connected.sendall(answer() if callable(answer) else answer)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -345,12 +349,18 @@ def test_a_stranger_at_the_only_address_is_named_at_once(stack):
     assert caught.value.peer == 4
 
 
-def test_at_the_deadline_a_refusal_tells_more_than_silence(stack, monkeypatch):
-    monkeypatch.setattr(tcp, "_ATTEMPT_S", 0.05)
-    addresses = [answering(stack, b""), answering(stack, b"SSH-2.0-x"), answering(stack, b"")]
+def test_at_the_deadline_a_refusal_tells_more_than_silence(stack):
+    clock = ManualClock()
+    deadline = Deadline.after(600, clock)
+
+    def refuse():
+        clock.advance(600 - 0.03)  # time for another round, in which all are silent
+        return b"SSH-2.0-x"
+
+    addresses = [answering(stack, refuse, b""), answering(stack, b"")]
 
     with pytest.raises(BadFrame, match="this looks like ssh"):
-        call(addresses, Deadline.after(0.5), WITH_TOKEN, Purpose.LINK, whom="rank 4")
+        call(addresses, deadline, WITH_TOKEN, Purpose.LINK, whom="rank 4")
 
 
 def test_who_never_answers_is_said_to_be_silent(stack):

@@ -1,17 +1,24 @@
-"""Forked children close what they inherited, and nothing that their parent uses."""
+"""Forked children close what they inherited, and nothing that their parent uses; and no lock is held in them."""
 
+import contextlib
 import gc
+import hashlib
 import os
 import selectors
 import signal
 import socket
+import threading
 import weakref
 from contextlib import ExitStack, closing
 
 import pytest
 
 from forking import fork, wait
-from phalanx.transport import Deadline, Epoch, Listener, close_in_children, connect, memory_pair
+from phalanx.transport import Credentials, Deadline, Epoch, Listener, close_in_children, connect, memory_pair
+from phalanx.transport.socket_handshake import SocketHandshake
+from phalanx.wire import Purpose
+
+TOKEN = b"a token that is long enough"
 
 
 def paused_child():
@@ -74,3 +81,31 @@ def test_nothing_is_kept_alive():
     gc.collect()
 
     assert seen() is None
+
+
+def test_a_child_can_use_openssl_though_it_was_forked_during_a_handshake(stack):
+    """OpenSSL locks what it looks up. A child of another thread would inherit the lock, and wait for it for ever."""
+    has_ended = threading.Event()
+
+    def greet_all_the_time():
+        while not has_ended.is_set():
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                sides = [
+                    SocketHandshake(end, "here", Credentials(TOKEN), Purpose.LINK, server_side=end is ours)
+                    for end in (ours, theirs)
+                ]
+                for side in 3 * sides:
+                    with contextlib.suppress(BlockingIOError):
+                        side.advance()
+
+    def child():
+        signal.alarm(20)  # ends it if it hangs
+        hashlib.new("sha3_512")  # has to be looked up, since nobody has used it before
+
+    thread = threading.Thread(target=greet_all_the_time)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(has_ended.set)
+
+    assert all(wait(fork(child)) == 0 for _ in range(100))

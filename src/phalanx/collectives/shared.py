@@ -165,10 +165,11 @@ class ArenaRunner:
 
     def _compare(self, call: Call, posted: tuple[bytes, ...]) -> Agreement:
         posts = [Post.unpack(each) for each in posted]
-        own = posts[self.arena.index]
-        for rank, post in zip(self.arena.ranks, posts, strict=True):
-            if post.words != own.words:
-                raise self._mismatch(call, rank, post.words)
+        # Not with this rank's own post: if that was damaged, the others say so, and this rank must not blame them.
+        own, words = self.arena.index, call.signature.pack()
+        for index, post in enumerate(posts):
+            if index != own and post.words != words:
+                raise self._mismatch(call, self.arena.ranks[index], post.words)
         return Agreement(posts)
 
     def _mismatch(self, call: Call, rank: int, words: bytes) -> BadFrame | CollectiveMismatch:

@@ -12,7 +12,7 @@ from phalanx.errors import AuthError
 from phalanx.transport.credentials import Credentials, Tls
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch
-from phalanx.transport.fork import close_in_children
+from phalanx.transport.fork import close_in_children, no_fork
 from phalanx.transport.stream import NOT_NOW
 from phalanx.wire import Handshake, Purpose
 
@@ -50,9 +50,10 @@ class SocketHandshake:
         Raises one of ``NOT_NOW`` while that needs more time, or the reason why they cannot.
         """
         try:
-            if isinstance(self.socket, ssl.SSLSocket):
-                self.socket.do_handshake()
-            self._shake()
+            with no_fork:
+                if isinstance(self.socket, ssl.SSLSocket):
+                    self.socket.do_handshake()
+                self._shake()
         except NOT_NOW:
             raise
         except ssl.SSLEOFError as error:

@@ -93,9 +93,10 @@ def connect(
     of them has refused us in words, that is final.
     """
     nap_s = _FIRST_NAP_S
+    failures = _Failures()
     while True:
         _check(epoch, whom, peer)
-        failures = _Failures()
+        failures.words.clear()
         for address in addresses:
             connected = _try(address, deadline, prove, failures)
             if connected is not None:
@@ -175,7 +176,11 @@ def is_out_of_reach(connected: socket.socket, patience_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
-    """Why the addresses could not be used, in the order in which they were tried; refusals also by address."""
+    """Why the addresses could not be used, in the order in which they were tried; refusals also by address.
+
+    An address that has refused us and is silent when it is tried again, perhaps for the little time that is left, still
+    refuses us.
+    """
 
     words: list[str] = field(default_factory=list)
     refusals: dict[Address, PhalanxError] = field(default_factory=dict)
@@ -197,6 +202,8 @@ def _try(address: Address, deadline: Deadline, prove: Prove | None, failures: _F
             if is_shortage(error):
                 raise
             failures.words.append(f"{origin}: {error.strerror or error}")
+            if not isinstance(error, TimeoutError):
+                failures.refusals.pop(address, None)  # somebody else is there now, or nobody
         except PhalanxError as error:
             failures.words.append(f"{origin}: {error}")
             failures.refusals[address] = error
