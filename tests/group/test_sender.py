@@ -60,10 +60,11 @@ def test_threads_and_descriptors_are_gone_with_the_group(senders):
 
 
 def test_a_peer_that_leaves_ends_the_sending_of_the_others(senders):
-    left = threading.Event()
+    left, all_are_done = threading.Event(), threading.Barrier(3)
 
     def work(group):
         group.all_reduce(np.ones(LENGTH, np.float32))
+        all_are_done.wait(30)  # the first rank that is told ends the group, also for one that is still in this call
         if group.rank == 1:
             group.close()
             left.set()
