@@ -1,5 +1,8 @@
 """Every exception Phalanx raises, cut by what the caller can do about it."""
 
+import copy
+from typing import Self
+
 
 class PhalanxError(Exception):
     """The root: catch this to catch everything Phalanx raises."""
@@ -89,6 +92,13 @@ class Halted(PhalanxError):  # noqa: N818
         super().__init__(message)
         self.step = step
         self.rank = rank
+
+    def as_told(self, told: Exception | None) -> Self:
+        """Return this error in the words in which all ranks were told it, if that is what they were told."""
+        error = copy.copy(self)
+        if type(told) is type(self):
+            error.args = told.args
+        return error
 
 
 class NonFiniteGradient(Halted):

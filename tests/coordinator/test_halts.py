@@ -1,5 +1,6 @@
 """Why a run ends before its time."""
 
+import pytest
 from coordinator_play import Play, only, recorded, run_hello, run_of, told
 
 from phalanx.coordinator.decision import Record, Say
@@ -20,6 +21,43 @@ def test_a_worker_that_halts_halts_everybody_with_its_own_words():
     decisions = play.say(11, halt)
 
     assert decisions == [Record(Ended(halt.words)), Say((10, 11, 20), halt)]
+
+
+@pytest.mark.parametrize(
+    ("words", "located"),
+    [
+        (
+            "the gradient of w is not finite: rank 1 computed it",
+            "the gradient of w is not finite: rank 1 computed it{}",
+        ),
+        ("rank 1 failed at step 3:\n    Traceback\n    E", "rank 1 failed at step 3{}:\n    Traceback\n    E"),
+        ("rank 1 failed{}", "rank 1 failed{}"),
+    ],
+)
+def test_who_is_told_of_a_rank_is_told_which_process_it_is(words, located):
+    where = "; rank 1 is process 7 on w1"
+    play = run_of(2)
+
+    decisions = play.say(10, Halt(0, Reason.RAISED, 1, words.format(where), epoch=1))
+
+    assert only(decisions, Halt).words == located.format(where)
+    assert recorded(decisions) == [Ended(located.format(where))]
+
+
+def test_the_process_of_a_rank_is_said_even_if_the_words_are_as_long_as_a_message():
+    decisions = run_of(2).say(10, Halt(0, Reason.RAISED, 1, "x" * 4096, epoch=1))
+
+    assert only(decisions, Halt).words.endswith("x; rank 1 is process 7 on w1")
+
+
+def test_a_rank_of_an_earlier_epoch_is_not_taken_for_the_one_that_has_its_number_now():
+    play = run_of(3, least=2)
+    play.hang_up(11)
+
+    decisions = play.say(10, Halt(0, Reason.NON_FINITE, 1, "rank 1 computed it", epoch=1))
+
+    assert play.membership.epoch == 2
+    assert only(decisions, Halt).words == "rank 1 computed it"
 
 
 def test_a_worker_that_waits_to_come_back_can_halt_everybody():

@@ -44,3 +44,4 @@ def test_the_run_of_the_others_ends_with_the_right_digest(what, caplog):
     assert not coordinator.has_halted
     assert words or what.startswith("a flood"), "it was not told why it was sent away"
     assert all(line.isprintable() for line in caplog.text.splitlines())
+    assert all(line.startswith("    ") for record in caplog.records for line in record.getMessage().splitlines()[1:])

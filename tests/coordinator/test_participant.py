@@ -238,7 +238,7 @@ def test_a_halt_stops_the_worker_with_the_error_of_its_reason(reason, error):
 def test_who_halts_tells_the_coordinator_its_step():
     worker = member(run_hello("w0", step=3))
 
-    assert worker.halt(Reason.NON_FINITE, 0, "words") == [Tell(Halt(3, Reason.NON_FINITE, 0, "words"))]
+    assert worker.halt(1, Reason.NON_FINITE, 0, "words") == [Tell(Halt(3, Reason.NON_FINITE, 0, "words", epoch=1))]
 
 
 def test_who_leaves_says_so_and_hears_nothing_more():

@@ -69,7 +69,7 @@ def test_a_worker_that_left_while_it_called_says_nothing_more():
 def test_a_halt_that_may_not_have_been_heard_is_said_again():
     worker = member(run_hello("w0", step=3))
     worker.lost("connection reset", 10.0)
-    (halt,) = worker.halt(Reason.RAISED, 0, "Traceback ...")
+    (halt,) = worker.halt(1, Reason.RAISED, 0, "Traceback ...")
 
     moves = worker.reached(11.0)
 

@@ -1,3 +1,5 @@
+import os
+import re
 import threading
 from contextlib import ExitStack
 
@@ -131,13 +133,14 @@ def test_everybody_halts_at_the_same_step_with_the_same_words(stack):
     for gate in gates:
         gate.wait()
 
-    workers[1].client.halt(Reason.NON_FINITE, 1, "rank 1: lane 3 of step 4: nan in w_q")
+    workers[1].client.halt(workers[1].epochs[-1], Reason.NON_FINITE, 1, "lane 3 of step 4: nan in w_q")
     for gate in gates:
         gate.open()
 
     errors = [worker.join().error for worker in workers]
     assert {type(error) for error in errors} == {NonFiniteGradient}
-    assert {str(error) for error in errors} == {"rank 1: lane 3 of step 4: nan in w_q"}
+    (words,) = {str(error) for error in errors}
+    assert re.fullmatch(rf"lane 3 of step 4: nan in w_q; rank 1 is process {os.getpid()} on w\d", words)
     assert {(error.step, error.rank) for error in errors} == {(4, 1)}
 
 

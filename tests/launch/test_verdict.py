@@ -7,6 +7,9 @@ from phalanx.launch.verdict import End, Name, judge, last_words
 OWN = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom\n'
 
 
+THEIRS = OWN.rstrip().replace("\n", "\n    ")
+
+
 def raised(kind, words):
     return f'Traceback (most recent call last):\n  File "x.py", line 9, in <module>\nphalanx.errors.{kind}: {words}\n'
 
@@ -49,7 +52,7 @@ def test_a_killed_rank_is_the_first_although_the_others_wrote_more():
         raised("NonFiniteGradient", "the gradient of w is not finite at step 7: rank 2 computed it in lane 5"),
         raised("WeightsDiverged", "rank 2 has other weights than rank 0 in w before step 3: look at rank 2"),
         raised("CollectiveMismatch", "rank 2 is in call 3, barrier, but rank 0 is in call 3, all_reduce"),
-        raised("RemoteError", f"rank 2 failed at step 3:\n{OWN}"),
+        raised("RemoteError", f"rank 2 failed at step 3:\n    {THEIRS}"),
     ],
 )
 def test_of_ranks_that_all_say_the_same_the_one_they_name_is_the_first(words):
@@ -81,7 +84,7 @@ def test_a_worker_that_had_to_be_stopped_and_that_nobody_names_is_not_the_first(
         (raised("DeadlineExceeded", "rank 0 has waited 3 s for rank 1, which does nothing"), True),
         (raised("DeadlineExceeded", "rank 1 has waited 3 s for rank 0, which does nothing"), False),
         (raised("EpochChanged", "rank 0: no answer from rank 0; rank 1 holds everybody up: it does not"), True),
-        (raised("RemoteError", f"rank 1 failed at step 3:\n{OWN}"), True),
+        (raised("RemoteError", f"rank 1 failed at step 3:\n    {THEIRS}"), True),
         (raised("JoinRefused", "the coordinator refused this worker: rank 1 is taken"), False),
         (lost("rank 0 failed: ValueError: boom"), False),
         (lost("the coordinator went away"), False),
@@ -118,6 +121,12 @@ def test_the_report_has_the_last_traceback_only():
     ended = end(3, stderr="a warning\n" + lost("rank 1 went away") + "\nDuring handling ...:\n\n" + OWN)
 
     assert str(judge([ended])) == f"phalanx: rank 3 failed first: it ended with exit code 1\n\n{OWN}"
+
+
+def test_the_traceback_of_another_rank_is_reported_with_the_error_that_names_it():
+    error = f"phalanx.errors.RemoteError: rank 2 failed at step 3:\n    {THEIRS}" + "\n    more" * 30
+
+    assert last_words(f"a warning\n{error}\n") == error
 
 
 def test_without_a_traceback_the_last_lines_are_reported():

@@ -1,5 +1,6 @@
 """What must not go on stops every rank at the same step, with one message, and with its weights as they were."""
 
+import re
 import threading
 
 import numpy as np
@@ -115,14 +116,14 @@ def test_a_loss_that_is_not_finite_is_told_from_a_gradient(is_always):
         engine = make_engine(group, odd)
         with pytest.raises(NonFiniteGradient) as caught:
             engine.step(batches_of(0))
-        return str(caught.value), caught.value.parameter, caught.value.lane
+        return re.sub(r"process \d+ on \S+", "HERE", str(caught.value)), caught.value.parameter, caught.value.lane
 
     traced = "the loss is not finite at step 0: rank 1 computed it in lane 5"
     untraced = (
         "the loss is not finite at step 0 but is when it is computed again: suspect the machine, or a random loss"
     )
-    words, lane = (traced, 5) if is_always else (untraced, None)
-    assert spread(2, work) == [[f"{words}; weights are those before this step", None, lane]] * 2
+    words, lane, where = (traced, 5, "; rank 1 is HERE") if is_always else (untraced, None, "")
+    assert spread(2, work) == [[f"{words}; weights are those before this step{where}", None, lane]] * 2
 
 
 def flip_bit(tensor):
@@ -196,9 +197,12 @@ def test_a_program_that_fails_on_one_rank_ends_all_with_its_traceback(act, kind)
         engine = make_engine(group, loss)
         with pytest.raises(kind if group.rank == 1 else RemoteError, match="no such sample") as caught:
             getattr(engine, act)(batches_of(0))
-        return "Traceback" in str(caught.value), group.rank
+        heading, *lines = str(caught.value).splitlines()
+        assert all(line.startswith("    ") for line in lines)
+        return re.sub(r"process \d+ on \S+:", "HERE:", heading), "    Traceback (most recent call last):" in lines
 
-    assert spread(3, work) == [[True, 0], [False, 1], [True, 2]]
+    theirs = ["rank 1 failed at step 0; rank 1 is HERE:", True]
+    assert spread(3, work) == [theirs, ["no such sample", False], theirs]
 
 
 def test_an_optimizer_that_fails_on_one_rank_ends_all():

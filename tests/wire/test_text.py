@@ -15,8 +15,18 @@ def test_control_characters_become_visible_and_the_length_stays():
     assert shown.startswith("\N{SYMBOL FOR ESCAPE}]0;owned\N{SYMBOL FOR BELL}\N{SYMBOL FOR NULL}\N{SYMBOL FOR DELETE}")
 
 
-def test_line_breaks_and_tabs_stay_where_people_read_several_lines():
-    assert printable("a\n\tb\r", keep_lines=True) == "a\n\tb\N{SYMBOL FOR CARRIAGE RETURN}"
+def test_tabs_and_lines_that_are_indented_stay_where_people_read_several_lines():
+    assert printable("a\n    \tb\n      c\r", keep_lines=True) == "a\n    \tb\n      c\N{SYMBOL FOR CARRIAGE RETURN}"
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nphalanx: b", "a\n   b", "a\n\tb", "a\n", "\n\n    b", "a\n\u00a0   b", "a\v    b"]
+)
+def test_a_line_that_is_not_indented_does_not_begin_in_the_words_of_somebody_else(text):
+    shown = printable(text, keep_lines=True)
+
+    assert len(shown) == len(text)
+    assert all(line.startswith("    ") for line in shown.splitlines()[1:])
 
 
 def test_ordinary_text_in_any_language_stays():

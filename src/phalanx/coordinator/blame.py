@@ -27,10 +27,20 @@ class Culprit:
 
     def at(self, whereabouts: str) -> "Culprit":
         """Return the same with words that also say which process the rank is, if that is known."""
-        if not whereabouts:
-            return self
-        addition = f"; rank {self.rank} is {whereabouts}"
-        return replace(self, words=self.words[: LONGEST_WORDS - len(addition)] + addition)
+        return replace(self, words=locate(self.words, self.rank, whereabouts))
+
+
+def locate(words: str, rank: int, whereabouts: str) -> str:
+    """Return words that also say which process a rank is, unless they do already or that is not known.
+
+    This goes to the end of the first line: the lines of a traceback may follow.
+    """
+    if not whereabouts or whereabouts in words:
+        return words
+    first, line_break, rest = words.partition("\n")
+    colon = ":" if first.endswith(":") else ""
+    addition = f"; rank {rank} is {whereabouts}{colon}"
+    return (first.removesuffix(":")[: LONGEST_WORDS - len(addition)] + addition + line_break + rest)[:LONGEST_WORDS]
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from phalanx.coordinator.terms import Terms
 from phalanx.errors import ConnectError, DeadlineExceeded, MembershipError, PeerLost, PhalanxError
 from phalanx.transport import Credentials, Deadline, Epoch, Wait, Waited, call, close_in_children
 from phalanx.wire import (
+    LINE_BREAK,
     Address,
     Ask,
     Cause,
@@ -73,6 +74,8 @@ class CoordinatorClient:
         self._whom = "the coordinator" if hosted_by is None else f"the coordinator, which rank {hosted_by} runs,"
         self.patience_s = Terms().patience_s if patience_s is None else patience_s
         """How long the other machine may be out of reach before a connection breaks; the coordinator may change it."""
+        self.stall_s = Terms().stall_s
+        """How long this worker waits for another one that does nothing; the coordinator may change it."""
         self._connection: Connection | None = self._connect(deadline)
         self.local_host = str(self._connection.socket.getsockname()[0])  # an address of this machine that works
         self._participant: Participant | None = None
@@ -125,13 +128,13 @@ class CoordinatorClient:
         # Another epoch may have the same number.
         self._do(lambda participant: participant.hold(epoch.number if epoch is self._epoch else NO_EPOCH, step))
 
-    def halt(self, reason: Reason, rank: int | None, words: str) -> None:
-        """Stop all workers at this step, this one too."""
-        self._do(lambda participant: participant.halt(reason, rank, words[:_WORDS]))
+    def halt(self, epoch: Epoch, reason: Reason, rank: int | None, words: str) -> None:
+        """Stop all workers at this step, this one too, for something found in ``epoch``."""
+        self._do(lambda participant: participant.halt(epoch.number, reason, rank, _fit(words)))
 
     def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
         """Tell the coordinator, and so all ranks, why this rank cannot continue in ``epoch``."""
-        said = Failed(epoch.number, cause, rank, words[:_WORDS])
+        said = Failed(epoch.number, cause, rank, _fit(words))
         self._do(lambda _: [Tell(said)] if epoch is self._epoch else [])
 
     def leave(self) -> None:
@@ -217,8 +220,8 @@ class CoordinatorClient:
         match message:
             case Left(rank=rank) if self._epoch:
                 self._epoch.leave(rank)
-            case Heard(patience_s=patience_s):
-                self.patience_s = patience_s
+            case Heard(patience_s=patience_s, stall_s=stall_s):
+                self.patience_s, self.stall_s = patience_s, stall_s
                 if self._connection:
                     self._connection.keep_alive(patience_s)
             case Ask():
@@ -284,6 +287,11 @@ class CoordinatorClient:
             self._wake_write.send(b"!")
 
 
+def _fit(words: str) -> str:
+    """Return words as a message holds them: not too long, and with all lines but the first indented."""
+    return words.rstrip().replace("\n", LINE_BREAK)[:_WORDS]
+
+
 def _describe(epoch: int, waited: Waited | None) -> Waiting:
     """Return the message that says what this process waits for."""
     wait, _, waited_s = waited or (Wait((), ""), 0.0, {})
@@ -293,6 +301,6 @@ def _describe(epoch: int, waited: Waited | None) -> Waiting:
         waited_s=tuple(waited_s[rank] for rank in wait.ranks),
         group=wait.group,
         sequence=wait.sequence,
-        words=str(wait.words)[:_WORDS],
+        words=_fit(str(wait.words)),
         cpu_s=time.process_time(),
     )

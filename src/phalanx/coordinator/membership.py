@@ -5,7 +5,9 @@ over when a member is lost. A *run* takes steps and continues: a lost member is 
 worker is admitted between two steps.
 """
 
-from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, find_stalled
+from msgspec.structs import replace
+
+from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, find_stalled, locate
 from phalanx.coordinator.decision import Decision, Drop, Record, Say, refuse, to
 from phalanx.coordinator.epochs import Epochs
 from phalanx.coordinator.plausible import Bounds
@@ -105,7 +107,8 @@ class Membership:
             case Leave():
                 return self._hear_leave(worker, now)
             case Halt() if self.ended is None:
-                return self._halt(message)  # also from a worker that waits: it may have been a member when it found out
+                # Also from a worker that waits: it may have been a member when it found out.
+                return self._halt(self._locate(message))
             case Holds(epoch=self.epoch) if self.ended is None:
                 worker.step = self.step  # even if the epoch is over: without this worker, no step of it was committed
                 return self._form_if_possible(now)
@@ -343,6 +346,11 @@ class Membership:
 
     def _stall_s(self, worker: Worker) -> float:
         return self._terms.stall_s if worker.hello.stall_s is None else worker.hello.stall_s
+
+    def _locate(self, halt: Halt) -> Halt:
+        """Return a worker's Halt with words that also say which process its rank is, if it is of this epoch."""
+        worker = None if halt.rank is None or halt.epoch != self.epoch else self._roster.members.get(halt.rank)
+        return replace(halt, words=locate(halt.words, worker.rank, worker.whereabouts)) if worker else halt
 
     def _halt(self, halt: Halt) -> list[Decision]:
         """Stop all workers at the same step with one message."""

@@ -216,9 +216,9 @@ class Participant:
         self.step, self._pending = step, None
         return [Tell(Holds(epoch))] if epoch == self.epoch else []  # also after the end of the epoch
 
-    def halt(self, reason: Reason, rank: int | None, words: str) -> list[Move]:
-        """Return what to do to stop all workers, this one too."""
-        self._halting = Halt(self.step, reason, rank, words)
+    def halt(self, epoch: int, reason: Reason, rank: int | None, words: str) -> list[Move]:
+        """Return what to do to stop all workers, this one too, for something found in ``epoch``."""
+        self._halting = Halt(self.step, reason, rank, words, epoch)
         return [Tell(self._halting)]
 
     def leave(self) -> list[Move]:

@@ -121,7 +121,8 @@ def enlist(join: Join) -> RunMember:
         context = GroupContext(MemoryConnector(), epoch, client, [member.host for member in welcome.members])
         leave = undo.pop_all()
         leave.callback(client.leave)
-        return RunMember(context, welcome.rank, len(welcome.members), join.lanes, join.timeout_s, leave.close)
+        times = join.timeout_s, client.stall_s
+        return RunMember(context, welcome.rank, len(welcome.members), join.lanes, *times, leave.close)
 
 
 def call_coordinator(join: Join, deadline: Deadline) -> CoordinatorClient:

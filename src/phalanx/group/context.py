@@ -24,7 +24,7 @@ class Registry(Protocol):
     def wait_for_word(self, deadline: Deadline) -> tuple[Welcome, Epoch] | Commit:
         """Return the coordinator's next message: the step counts, or another epoch begins."""
 
-    def halt(self, reason: Reason, rank: int | None, words: str) -> None:
+    def halt(self, epoch: Epoch, reason: Reason, rank: int | None, words: str) -> None:
         """Stop all ranks at this step."""
 
 
@@ -47,10 +47,14 @@ def arbitrate(error: PhalanxError, context: GroupContext) -> PhalanxError:
     cause, peer = _cause_of(error), getattr(error, "peer", None)
     if epoch.error is None and registry and cause and peer is not None:
         registry.report(epoch, cause, peer, str(error))
-        patience = Deadline.after(_VERDICT_S)
-        while epoch.error is None and not patience.has_passed:
-            time.sleep(0.001)
+        wait_for_verdict(epoch, Deadline.after(_VERDICT_S))
     return epoch.error or error
+
+
+def wait_for_verdict(epoch: Epoch, deadline: Deadline) -> None:
+    """Return when the coordinator has ended the epoch, or at the deadline."""
+    while epoch.error is None and not deadline.has_passed:
+        time.sleep(0.001)
 
 
 def _cause_of(error: PhalanxError) -> Cause | None:

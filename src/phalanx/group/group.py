@@ -179,11 +179,14 @@ class Group(Calls):
             self._failure = error
             raise
 
-    def halt(self, error: Halted) -> None:
-        """Stop all ranks at this step with ``error``. Every later call on any rank raises it."""
+    def halt(self, error: Halted) -> Halted:
+        """Stop all ranks at this step with ``error``. Every later call on any rank raises it.
+
+        Return the error to raise: its words also say which process on which host its rank is.
+        """
         self._check_usable()
-        self._failure = error
-        halt(self._context, error)
+        self._failure = told = halt(self._context, error)
+        return told
 
     def explain(self, collective: str, nbytes: int) -> Choice:
         """Return how a collective over ``nbytes`` would be carried out, and why. Print it to read it."""

@@ -12,10 +12,11 @@ from phalanx.errors import (
     RemoteError,
     WeightsDiverged,
 )
-from phalanx.group.context import GroupContext
+from phalanx.group.context import GroupContext, wait_for_verdict
 from phalanx.transport import Deadline, Epoch
 from phalanx.wire import Commit, Reason
 
+_TOLD_S = 5.0  # how long a rank that halts waits to hear in which words the coordinator tells the others
 _LOOK_S = 0.05  # how often to look whether the epoch still holds, while nothing is heard
 
 _REASONS: dict[type[Halted], Reason] = {
@@ -30,9 +31,17 @@ class RunMember:
     """A rank of a run without links to other ranks. It reports finished steps and learns whether they count."""
 
     def __init__(
-        self, context: GroupContext, rank: int, size: int, lanes: int, timeout_s: float, leave: Callable[[], None]
+        self,
+        context: GroupContext,
+        rank: int,
+        size: int,
+        lanes: int,
+        timeout_s: float,
+        stall_s: float,
+        leave: Callable[[], None],
     ) -> None:
         self.rank, self.size, self.lanes = rank, size, lanes
+        self.stall_s = stall_s
         self._context = context
         self._timeout_s = timeout_s
         self._leave = leave
@@ -46,9 +55,9 @@ class RunMember:
         """As ``Group.commit``."""
         commit(self._context, loss, digest, Deadline.after(self._timeout_s))
 
-    def halt(self, error: Halted) -> None:
+    def halt(self, error: Halted) -> Halted:
         """As ``Group.halt``."""
-        halt(self._context, error)
+        return halt(self._context, error)
 
     def close(self) -> None:
         """Leave the run."""
@@ -81,8 +90,11 @@ def commit(context: GroupContext, loss: float, digest: bytes, deadline: Deadline
         return
 
 
-def halt(context: GroupContext, error: Halted) -> None:
-    """Tell all ranks to stop at this step, and why."""
-    if context.registry:
-        context.registry.halt(_REASONS[type(error)], error.rank, str(error))
-    context.epoch.revoke(error)
+def halt(context: GroupContext, error: Halted) -> Halted:
+    """Tell all ranks to stop at this step, and why; return the error in the words that the coordinator tells all."""
+    epoch, registry = context.epoch, context.registry
+    if registry:
+        registry.halt(epoch, _REASONS[type(error)], error.rank, str(error))
+        wait_for_verdict(epoch, Deadline.after(_TOLD_S))
+    epoch.revoke(error)
+    return error.as_told(epoch.error)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_TRACEBACK = "Traceback (most recent call last)"
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)  # those of other ranks are indented
 _LAST_LINES = 20
 _ERROR = re.compile(
     r"^phalanx\.errors\.(PeerLost|EpochChanged|ConnectError|DeadlineExceeded|CollectiveMismatch|Halted|RemoteError"
@@ -59,8 +59,8 @@ class End:
     def blamed(self) -> Name | None:
         """The rank that this worker's last words are about, if they are an error of Phalanx about a rank."""
         errors = list(_ERROR.finditer(self.stderr))
-        if not errors or (errors[-1][1] != "RemoteError" and _TRACEBACK in self.stderr[errors[-1].end() :]):
-            return None  # nested tracebacks are those of another rank, and others mean that this one failed afterwards
+        if not errors or _TRACEBACK.search(self.stderr, errors[-1].end()):
+            return None  # this one failed afterwards
         found = next(filter(None, (re.search(pattern, errors[-1][2]) for pattern in _BLAME)), None)
         return found and Name("rank", int(found[1]))
 
@@ -110,8 +110,8 @@ def _order(end: End) -> tuple[bool, bool, float, bool]:
 
 
 def last_words(stderr: str) -> str:
-    """Return the last traceback and what follows it, or the last lines if there is none."""
-    start = stderr.rfind(_TRACEBACK)
-    if start >= 0:
-        return stderr[start:].rstrip()
+    """Return the last traceback and what follows it, or the last error of Phalanx, or else the last lines."""
+    found = [*_TRACEBACK.finditer(stderr)] or [*_ERROR.finditer(stderr)]
+    if found:
+        return stderr[found[-1].start() :].rstrip()
     return "\n".join(stderr.rstrip().splitlines()[-_LAST_LINES:])

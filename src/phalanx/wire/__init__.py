@@ -34,9 +34,11 @@ from phalanx.wire.message import (
     encode,
 )
 from phalanx.wire.reader import FrameReader
+from phalanx.wire.text import LINE_BREAK
 
 __all__ = [
     "HEADER_BYTES",
+    "LINE_BREAK",
     "MAGIC",
     "NO_ROOT",
     "VERSION",

@@ -145,12 +145,16 @@ class Commit(Tagged, frozen=True):
 
 
 class Halt(Tagged, frozen=True):
-    """All workers stop at ``step``, because of ``rank`` if one is to blame. Sent by whoever found out, then to all."""
+    """All workers stop at ``step``, because of ``rank`` if one is to blame. Sent by whoever found out, then to all.
+
+    ``epoch`` is the one in which a worker found out; the coordinator's own halts have 0.
+    """
 
     step: Number
     reason: Reason
     rank: Rank | None
     words: Text
+    epoch: Epoch = 0
 
 
 class Evict(Tagged, frozen=True):

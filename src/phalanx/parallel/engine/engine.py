@@ -3,7 +3,7 @@
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -449,9 +449,11 @@ class Engine:
 
     def _halt(self, error: Halted) -> NoReturn:
         """Halt with an error that all ranks have found. They meet first, so that each one raises its own full error."""
-        with suppress(Halted):  # another rank was faster
+        try:
             self._exchange.all_reduce(np.zeros(1))
-            self._exchange.halt(error)
+            error = self._exchange.halt(error)
+        except Halted as told:  # another rank was faster
+            error = error.as_told(told)
         raise error
 
     def _fingerprint(self) -> list[int]:

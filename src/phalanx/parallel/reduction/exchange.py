@@ -66,5 +66,5 @@ class Exchange(Protocol):
     def commit(self, loss: float, digest: bytes) -> None:
         """Return when the step counts on all ranks."""
 
-    def halt(self, error: Halted) -> None:
-        """Stop all ranks at this step."""
+    def halt(self, error: Halted) -> Halted:
+        """Stop all ranks at this step, and return the error in the words that all ranks get."""

@@ -88,9 +88,9 @@ class StarExchange:
         self._step += 1
         self._folded = 0
 
-    def halt(self, error: Halted) -> None:
-        """Tell the coordinator to stop all ranks."""
-        self._member.halt(error)
+    def halt(self, error: Halted) -> Halted:
+        """Tell the coordinator to stop all ranks, and return the error in the words that all ranks get."""
+        return self._member.halt(error)
 
     def close(self) -> None:
         """End the exchanging thread. Closing twice is harmless."""

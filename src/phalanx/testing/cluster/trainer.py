@@ -122,7 +122,8 @@ class SimulatedTrainer(ABC):
             return
         first, last = lanes = welcome.members[self._rank].lanes
         if self._job.spoiled and self._job.spoiled[0] == self.step and first <= self._job.spoiled[1] < last:
-            self._do(self._participant.halt(Reason.NON_FINITE, self._rank, f"step {self.step} is not a number"))
+            words = f"step {self.step} is not a number"
+            self._do(self._participant.halt(welcome.epoch, Reason.NON_FINITE, self._rank, words))
             return
         seed = self._weights + self.step.to_bytes(4, "big")
         values = tuple(_hash(seed, lane.to_bytes(4, "big")) for lane in range(first, last))

@@ -33,7 +33,7 @@ Sends = Callable[[Welcome], Iterable[bytes]]
 
 _LIMIT_BYTES = 1 << 24
 _FLOOD = 20_000
-_NASTY = "\x1b[2J\x1b]0;owned\x07\n\x00"
+_NASTY = "\x1b[2J\x1b]0;owned\x07\n\x00\n12:00:00 epoch 1 ends: rank 0 went away"
 
 
 def hostile_members() -> dict[str, Sends]:
