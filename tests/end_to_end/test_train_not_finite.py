@@ -1,6 +1,7 @@
 """A gradient that is not finite: all stop at one step with one message, and the lane can be computed again."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -43,17 +44,20 @@ def poisoned(tmp_path_factory):
     return run, samples(config)
 
 
-def test_all_ranks_stop_at_the_step_with_one_message_and_the_bundle_repeats_it(poisoned):
-    run, (first, second) = poisoned
+@pytest.mark.parametrize("transport", ["auto", "star"])  # with star, workers do not know their ranks before they join
+def test_all_ranks_stop_at_the_step_with_one_message_and_the_bundle_repeats_it(poisoned, tmp_path, transport):
+    original, (first, second) = poisoned
+    run = shutil.copytree(original, tmp_path / "run")
 
-    ended = call("train", "--resume", run, "--steps", 10, "--workers", 4)
+    ended = call("train", "--resume", run, "--steps", 10, "--workers", 4, "--transport", transport)
 
     said = {rank: re.findall(rf"\[rank {rank}\] (phalanx\.errors.*)", ended.stderr) for rank in range(4)}
     assert ended.returncode == 1
     assert said == dict.fromkeys(range(4), said[0])
     pattern = (
         rf"phalanx\.errors\.NonFiniteGradient: the gradient of (\S+) is not finite at step {STEP}: "
-        rf"rank {RANK} computed it in lane {LANE} \(samples {first}, {second}\); weights are those before this step"
+        rf"rank {RANK} computed it in lane {LANE} \(samples {first}, {second}\); weights are those before this step; "
+        rf"rank {RANK} is process \d+ on \S+"
     )
     match = re.fullmatch(pattern, *said[0])
     assert match, said[0]

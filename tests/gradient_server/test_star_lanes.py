@@ -87,7 +87,10 @@ def test_pieces_add_up_to_the_tree_over_the_lanes(shared, seed):
     count, workers = shared
     lanes = lanes_of(count, 33, seed)
 
-    total = add_up(Lanes(count, workers), [pieces_of(lanes, worker, workers) for worker in range(workers)])
+    sent = [pieces_of(lanes, worker, workers) for worker in range(workers)]
+    total = np.empty(33, np.float32)
+
+    add_up(Lanes(count, workers), sent, slice(0, 33), total)
 
     assert bits(total) == bits(tree(lanes))
 

@@ -2,17 +2,21 @@
 
 import contextlib
 import copy
+import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 
 from phalanx.coordinator import Coordinator, Terms
-from phalanx.errors import EpochChanged, NonFiniteGradient, PhalanxError, WeightsDiverged
+from phalanx.errors import DeadlineExceeded, EpochChanged, NonFiniteGradient, PhalanxError, WeightsDiverged
 from phalanx.gradient_server import Component, GradientServer, ModelBlock, WorkerClient
 from phalanx.group import Join, alone, enlist
 from phalanx.parallel import Engine, StarExchange, digest_weights
-from phalanx.transport import Credentials, Deadline, call
+from phalanx.transport import Credentials, Deadline, call, parse_address
 from phalanx.wire import Hello, Purpose, encode
 
 LANES = 8
@@ -119,3 +123,36 @@ def test_a_stopped_worker_is_found_through_the_star():
 
         with pytest.raises(EpochChanged, match=r"rank 0 has waited .* for rank 1, .*; rank 1 is process 4711 on anvil"):
             engine.step(batches_of(0))
+
+
+SERVER = """
+from phalanx.gradient_server import GradientServer
+from phalanx.transport import format_address
+with GradientServer(workers=1, lanes=8) as server:
+    print(format_address(server.address), flush=True)
+    server.wait_for_workers(30)
+    while True:
+        server.exchange_next()
+"""
+
+
+def test_a_stopped_gradient_server_is_found_after_the_stall_time():
+    terms = Terms(minimum=1, maximum=1, stall_s=0.5)
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        )
+        stack.callback(process.kill)
+        address = process.stdout.readline().strip()
+        coordinator = stack.enter_context(Coordinator(terms=terms))
+        client = stack.enter_context(WorkerClient(parse_address(address), lanes=LANES))
+        member = stack.enter_context(enlist(Join(coordinator=(coordinator.address,), size=1, lanes=LANES)))
+        engine = stack.enter_context(contextlib.closing(make_engine(StarExchange(member, client, PARTS))))
+        engine.step(batches_of(0))
+        os.kill(process.pid, signal.SIGSTOP)
+
+        words = f"the gradient server at {address} has shown no sign of life for .* --stall or PHALANX_STALL"
+        with pytest.raises(DeadlineExceeded, match=words):
+            engine.step(batches_of(1))

@@ -45,6 +45,7 @@ MESSAGES = {
         gradient.ServerHalt, numbers, st.sampled_from(gradient.ServerHaltReason), st.none() | up_to(NO_ROOT - 1), texts
     ),
     gradient.ServerEnd: st.builds(gradient.ServerEnd),
+    gradient.ServerAlive: st.builds(gradient.ServerAlive),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -98,7 +99,8 @@ def test_what_was_sent_is_what_is_read_in_pieces_of_any_size(conversation, piece
     for message, data in conversation:
         if isinstance(message, gradient.Gradient | gradient.Mean):
             expected.append((gradient.GradientBegan(message), b""))
-        expected.append((gradient.MessageEnded(message), data))
+        if not isinstance(message, gradient.ServerAlive):
+            expected.append((gradient.MessageEnded(message), data))
     assert events == expected
 
 
@@ -112,7 +114,16 @@ def test_a_halt_is_heard_between_two_frames_of_a_gradient():
     assert [event for event, _ in events] == [gradient.GradientBegan(mean), gradient.MessageEnded(halt)]
 
 
-def test_nothing_but_a_halt_interrupts_a_gradient():
+def test_a_sign_of_life_may_come_between_two_frames_of_a_gradient():
+    mean = gradient.Mean(step=3, what=gradient.Whole(), elements=4, sizes=(4,))
+    frames = [b"".join(gradient.data_frame(mean, memoryview(data))) for data in (b"12345678", b"87654321")]
+
+    events = read(gradient.encode(mean) + gradient.encode(gradient.ServerAlive()).join(frames))
+
+    assert [event for event, _ in events] == [gradient.GradientBegan(mean), gradient.MessageEnded(mean)]
+
+
+def test_nothing_else_interrupts_a_gradient():
     mean = gradient.Mean(step=3, what=gradient.Whole(), elements=4, sizes=(4,))
 
     with pytest.raises(BadFrame, match="only a halt can interrupt a gradient, not ServerEnd"):

@@ -1,6 +1,7 @@
 """A worker's connection to the gradient server."""
 
 import contextlib
+import math
 import select
 import time
 from collections import deque
@@ -25,12 +26,14 @@ from phalanx.gradient_server.collect import Reduced
 from phalanx.gradient_server.entrenar import EntrenarWire
 from phalanx.gradient_server.halt import to_error
 from phalanx.gradient_server.lanes import Lanes
-from phalanx.gradient_server.peer import OurWire, Peer, Wire
+from phalanx.gradient_server.peer import OurWire, Peer, Silence, Wire
 from phalanx.gradient_server.server import check_dialect
 from phalanx.transport import Credentials, Deadline, Epoch, StreamLink, Wait, call, connect, format_address
 from phalanx.wire import Address, Purpose, gradient
 
 _SERVER = 0  # a worker has no other peer
+_LOOK_S = 0.5  # how often to look for signs of life
+_LEAST_STALL_S = 2.0  # signs of life come every 0.5 s, on a busy machine a little later
 
 
 class WorkerClient:
@@ -69,6 +72,7 @@ class WorkerClient:
         self._is_ended = False
         self._error: PhalanxError | None = None
         self._epoch: Epoch | None = None
+        self._stall_s = math.inf
         try:
             joined = self._join(name)
             self._rows = 1 if lanes is None else len(Lanes(lanes, joined.workers).pieces(joined.worker))
@@ -80,12 +84,14 @@ class WorkerClient:
         self.workers = joined.workers
         """How many workers there are."""
 
-    def watch(self, epoch: Epoch) -> None:
+    def watch(self, epoch: Epoch, stall_s: float) -> None:
         """End every later wait when ``epoch`` is revoked, and say in it that this worker waits for all the others.
 
-        Then the coordinator finds a worker that is stopped: the server cannot tell it from one that is slow.
+        Then the coordinator finds a worker that is stopped: the server cannot tell it from one that is slow. A server
+        that is stopped shows no sign of life. Waits for it end after ``stall_s``, or 2 s if that is shorter.
         """
         self._epoch = epoch
+        self._stall_s = max(stall_s, _LEAST_STALL_S)
 
     def receive_shard(self) -> gradient.WorkerSamples | None:
         """Wait for the samples of the next step, and return them; None when there is no more work."""
@@ -202,6 +208,7 @@ class WorkerClient:
 
     def _move_on(self, is_done: Callable[[], bool], doing: str) -> None:
         deadline = Deadline.after(self._timeout_s)
+        silence = Silence()
         while self._error is None and not is_done():
             try:
                 self._peer.speak()
@@ -215,14 +222,31 @@ class WorkerClient:
             except ProtocolError as error:
                 self._fail(type(error)(f"{self._server} cannot be understood: {error}"))
             else:
-                if self._error is None and not is_done() and not self._wait(deadline):
-                    words = f"{self._server} did not answer within {self._timeout_s:g} s while this worker was {doing}"
-                    self._fail(DeadlineExceeded(f"{words}: look at the other workers, or allow more time"))
+                silence.look(self._peer.bytes_heard, time.monotonic())
+                if not is_done():
+                    self._check_times(silence, deadline, doing)
+                if self._error is None and not is_done():
+                    self._wait(min(deadline, Deadline.after(_LOOK_S), key=lambda each: each.at))
         if self._error and not is_done():
             raise self._error
 
+    def _check_times(self, silence: Silence, deadline: Deadline, doing: str) -> None:
+        """Fail if the server shows no sign of life, or if the deadline has passed."""
+        if silence.seconds >= self._stall_s:
+            words = (
+                f"{self._server} has shown no sign of life for {silence.seconds:.1f} s while this worker was {doing}: "
+                "its process is stopped, or stuck; look at that process and start all workers again, or allow more "
+                f"than {self._stall_s:g} s with --stall or PHALANX_STALL"
+            )
+            self._fail(DeadlineExceeded(words))
+        elif deadline.has_passed:
+            words = f"{self._server} did not answer within {self._timeout_s:g} s while this worker was {doing}"
+            self._fail(DeadlineExceeded(f"{words}: look at the other workers, or allow more time"))
+
     def _wait(self, deadline: Deadline) -> bool:
         """Wait until something can be sent or received; return False if the deadline passes first."""
+        if self._peer.has_more:
+            return True
         poll = select.poll()
         if self._epoch:
             poll.register(self._epoch, select.POLLIN)
@@ -243,6 +267,8 @@ class WorkerClient:
         """Look for a halt in what arrived before the connection broke."""
         with contextlib.suppress(PeerLost, ProtocolError):
             self._listen()
+            while self._peer.has_more:
+                self._listen()
 
     def _listen(self) -> None:
         for event in self._peer.hear():

@@ -22,6 +22,7 @@ from phalanx.wire import gradient
 
 _SCRATCH_BYTES = 1 << 25  # long runs separate sending from receiving, which is cheaper (docs/log.md)
 _LEAST_RUN_BYTES = 1 << 18
+_LANE_RUN = 1 << 20  # elements that are added up between two looks at the workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,9 @@ class Collection:
         contributions = np.empty((len(self.workers), elements), np.float32)
         yield from _receive(self.workers, contributions)
         accumulator = self._accumulator((yield from _complete(self.workers)))
-        accumulator.add_up(slice(0, elements), list(contributions))
+        for run in slices(slice(0, elements), self.scratch.shape[1]):
+            accumulator.add_up(run, list(contributions[:, run]))
+            yield ()
         return accumulator
 
     def _accumulator(self, sent: Sequence[gradient.Gradient]) -> Accumulator:
@@ -121,7 +124,11 @@ def add_up_lanes(workers: Sequence[RemoteWorker], step: int, what: gradient.What
     yield from _receive(workers, contributions)
     total = describe((yield from _complete(workers)), sent[0].sizes[:1])
     _forget(workers)
-    return Reduced.of(total, add_up(lanes, contributions), time.perf_counter() - began)
+    result = np.empty(total.elements, np.float32)
+    for run in slices(slice(0, total.elements), _LANE_RUN):
+        add_up(lanes, contributions, run, result)
+        yield ()
+    return Reduced.of(total, result, time.perf_counter() - began)
 
 
 def hear_next(workers: Sequence[RemoteWorker]) -> Task[tuple[int, gradient.What]]:

@@ -49,7 +49,8 @@ class EntrenarWire:
         if isinstance(message, gradient.Gradient) and isinstance(message.what, gradient.ModelBlock):
             self._blocks = message.what.of
         theirs = self._to_theirs(message)
-        yield entrenar.opening(theirs), data, entrenar.closing(theirs)
+        if theirs:
+            yield entrenar.opening(theirs), data, entrenar.closing(theirs)
 
     def _translate(self, event: entrenar.EntrenarBegan | entrenar.EntrenarEnded | None) -> list[gradient.Event]:
         match event:
@@ -65,7 +66,7 @@ class EntrenarWire:
                     return [gradient.GradientBegan(message), gradient.MessageEnded(message)]
                 return [gradient.MessageEnded(message)]
 
-    def _to_theirs(self, message: gradient.Message) -> entrenar.Message:
+    def _to_theirs(self, message: gradient.Message) -> entrenar.Message | None:
         match message:
             case gradient.WorkerJoin(name=name):
                 return entrenar.JoinRequest(name, 1, "cpu")
@@ -79,6 +80,8 @@ class EntrenarWire:
                 return _to_averaged(message)
             case gradient.ServerHalt() | gradient.ServerEnd() | gradient.WorkerRefused():
                 return entrenar.Shutdown()
+            case gradient.ServerAlive():
+                return None  # entrenar's workers expect none
 
     def _to_payload(self, sent: gradient.Gradient) -> entrenar.Gradient:
         match sent.what:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from phalanx.buffers import CHUNK, Array, DType, fold_pieces, own_lanes, pieces, slices
 from phalanx.errors import CollectiveMismatch, ConfigError
 from phalanx.gradient_server.accumulator import check_alike
@@ -47,11 +45,9 @@ def check_pieces(lanes: Lanes, contributions: Sequence[gradient.Gradient], names
     check_alike([sent.sizes[0] for sent in contributions], contributions, names)
 
 
-def add_up(lanes: Lanes, contributions: Sequence[Array]) -> Array:
-    """Return the sum of all lanes; ``contributions[w]`` has a row for each piece of worker w."""
+def add_up(lanes: Lanes, contributions: Sequence[Array], run: slice, out: Array) -> None:
+    """Write one run of the sum of all lanes into ``out``; ``contributions[w]`` has a row for each piece of worker w."""
     covered = [each for worker in range(lanes.workers) for each in lanes.pieces(worker)]
     rows = [row for contribution in contributions for row in contribution]
-    total = np.empty(len(rows[0]), np.float32)
-    for chunk in slices(slice(0, len(total)), CHUNK):
-        fold_pieces(DType.F32, covered, [row[chunk] for row in rows], total[chunk])
-    return total
+    for chunk in slices(run, CHUNK):
+        fold_pieces(DType.F32, covered, [row[chunk] for row in rows], out[chunk])

@@ -20,6 +20,7 @@ from phalanx.wire import gradient
 
 _JOIN_S = 10.0  # a connection that has not joined by then is a stranger
 _FAREWELL_S = 2.0
+_SIGN_S = 0.5  # how often workers get a sign of life
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _log = logging.getLogger("phalanx")
 
@@ -51,6 +52,7 @@ class Star:
         self._connections: list[RemoteWorker] = []
         self._call: _Call | None = None
         self._step = 0
+        self._next_sign = 0.0
         self._lost: PhalanxError | None = None
         self._calls: deque[_Call] = deque()
         self._calling = threading.Lock()
@@ -99,10 +101,11 @@ class Star:
     def _serve(self) -> None:
         try:
             while not self._is_closing:
-                has_heard = [self._attend(worker) for worker in list(self._connections)]
+                has_elements = [self._attend(worker) for worker in list(self._connections)]
                 self._advance()
-                # While data arrives, answers wait: alternating would wake every worker for a few bytes.
-                if not any(has_heard) and not self._speak_to_all():
+                self._show_life()
+                # While elements arrive, answers wait: alternating would wake every worker for a few bytes.
+                if not any(has_elements) and not self._speak_to_all():
                     self._wait()
             self._say_farewell()
         except Exception as error:
@@ -112,13 +115,13 @@ class Star:
             self._shut_down()
 
     def _attend(self, worker: RemoteWorker) -> bool:
-        """Handle what has arrived from a worker, and return whether there was anything."""
-        before = worker.peer.bytes_heard
+        """Handle some of what has arrived from a worker, and return whether there were elements that a call needs."""
+        before = len(worker.peer.room)
         try:
             if worker.has_joined and (self.error or self._is_ended):
                 worker.peer.discard()  # so that it can finish sending, and then read why everybody halts
                 return False
-            for event in worker.peer.hear():
+            for event in () if worker.is_held else worker.peer.hear():
                 self._take(worker, event)
                 if worker not in self._connections:
                     break
@@ -126,7 +129,17 @@ class Star:
             self._lose(worker, PeerLost(f"{worker} went away{self._during()}", peer=worker.number))
         except ProtocolError as error:
             self._lose(worker, type(error)(f"{worker} cannot be understood: {error}", peer=worker.number))
-        return worker.peer.bytes_heard > before
+        return len(worker.peer.room) < before
+
+    def _show_life(self) -> None:
+        """Let every worker know now and then that this process is not stopped, unless it has more to read already."""
+        if self.error or self._is_ended or not _is_past(self._next_sign):
+            return
+        self._next_sign = time.monotonic() + _SIGN_S
+        for worker in self.workers:
+            if worker.peer.is_quiet:
+                worker.peer.say(gradient.ServerAlive())
+                self._speak(worker)
 
     def _speak_to_all(self) -> bool:
         """Send to all workers, and return whether one of them is quiet now: the call may be waiting for that."""
@@ -223,7 +236,7 @@ class Star:
             call.pending.fail(error)
 
     def _overdue(self, call: _Call) -> DeadlineExceeded:
-        names = " and ".join(map(str, call.late))
+        names = " and ".join(map(str, call.late)) or "the gradient server itself"
         words = (
             f"{names} did not finish {call.doing} within {call.deadline.seconds:g} s: look there, or allow more time"
         )
@@ -242,7 +255,7 @@ class Star:
         poll.register(self._awake, select.POLLIN)
         poll.register(self._acceptor, select.POLLIN)
         for worker in self._connections:
-            is_listening = self.error or self._is_ended or not worker.peer.is_held
+            is_listening = self.error or self._is_ended or not worker.is_held
             events = (select.POLLIN if is_listening else 0) | (0 if worker.peer.is_quiet else select.POLLOUT)
             poll.register(worker.peer, events | _HUNG_UP)
         ready = dict(poll.poll(self._patience_ms()))
@@ -252,17 +265,23 @@ class Star:
             for arrival in self._acceptor.arrivals():
                 self._admit(arrival)
         for worker in list(self._connections):
-            if worker.peer.is_held and ready.get(worker.peer.fileno(), 0) & _HUNG_UP:
+            if worker.is_held and ready.get(worker.peer.fileno(), 0) & _HUNG_UP:
                 self._lose(worker, PeerLost(f"{worker} went away{self._during()}", peer=worker.number))
             elif not worker.has_joined and _is_past(worker.due):
                 self._drop(worker, f"it did not join within {_JOIN_S:g} s")
 
     def _patience_ms(self) -> float | None:
+        if any(worker.peer.has_more and not worker.is_held for worker in self._connections):
+            return 0.0
+        if self._call and not self._call.late:
+            return 0.0  # it is at work
         dues = [worker.due for worker in self._connections if not worker.has_joined]
         if self._acceptor.next_due is not None:
             dues.append(self._acceptor.next_due)
         if self._call:
             dues.append(self._call.deadline.at)
+        if self.members and not (self.error or self._is_ended):
+            dues.append(self._next_sign)
         return max(0.0, min(dues) - time.monotonic()) * 1000 if dues else None
 
     def _admit(self, arrival: ProvenConnection) -> None:

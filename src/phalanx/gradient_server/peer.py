@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from phalanx.transport import StreamLink
@@ -11,6 +12,26 @@ NO_DATA = memoryview(b"")
 
 _MEMBER_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
+_LONGEST_LOOK_S = 1.0
+_MOST_AT_ONCE = 64  # reads, so that the other connections get their turn
+
+
+@dataclass(slots=True)
+class Silence:
+    """For how long nothing has come from a peer, as far as somebody looked.
+
+    A process that was stopped itself did not look, so that no more than ``_LONGEST_LOOK_S`` count at a time.
+    """
+
+    seconds: float = 0.0
+    _bytes_heard: int = -1
+    _looked_at: float = 0.0
+
+    def look(self, bytes_heard: int, now: float) -> None:
+        """Note how many bytes the peer has sent in all."""
+        is_new = bytes_heard != self._bytes_heard
+        self.seconds = 0.0 if is_new else self.seconds + min(now - self._looked_at, _LONGEST_LOOK_S)
+        self._bytes_heard, self._looked_at = bytes_heard, now
 
 
 class Wire(Protocol):
@@ -65,6 +86,7 @@ class Peer:
         self.wire = wire
         self.room = NO_DATA
         self.bytes_heard = 0
+        self._is_drained = True  # the last read found nothing
         self._link = link
         self._frames: deque[tuple[gradient.Buffer, ...]] = deque()
         self._leaving: deque[memoryview] = deque()  # the rest of the frame that is partly sent
@@ -82,6 +104,11 @@ class Peer:
     def is_held(self) -> bool:
         """Whether elements have arrived for which there is no room."""
         return bool(self.wire.data_bytes and not self.room)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be more to hear that no poll shows: TLS may hold some."""
+        return not self._is_drained and not self.is_held
 
     def say(self, message: gradient.Message, data: memoryview = NO_DATA) -> None:
         """Queue a message. The data must not change until this peer is quiet."""
@@ -108,8 +135,13 @@ class Peer:
             self._leaving.popleft()
 
     def hear(self) -> Iterator[gradient.Event]:
-        """Yield the events that have arrived, as far as there is room; raises ``PeerLost`` or ``ProtocolError``."""
-        while not self.is_held:
+        """Yield events that have arrived, as far as there is room; raises ``PeerLost`` or ``ProtocolError``.
+
+        It ends after 64 reads, even if there is more.
+        """
+        for _ in range(_MOST_AT_ONCE):
+            if self.is_held:
+                return
             if expected := self.wire.data_bytes:
                 received = self._link.receive_nowait(self.room[:expected])
                 self.room = self.room[received:]
@@ -118,16 +150,19 @@ class Peer:
                 piece = memoryview(bytearray(min(self.wire.wants, _PIECE_BYTES)))
                 received = self._link.receive_nowait(piece)
                 events = self.wire.feed(bytes(piece[:received]))
+            self._is_drained = not received
             if not received:
                 return
             self.bytes_heard += received
             yield from events
 
     def discard(self) -> None:
-        """Read what has arrived and ignore it; raises ``PeerLost``."""
+        """Read what has arrived, at most 64 pieces, and ignore it; raises ``PeerLost``."""
         piece = memoryview(bytearray(_PIECE_BYTES))
-        while self._link.receive_nowait(piece):
-            pass
+        for _ in range(_MOST_AT_ONCE):
+            self._is_drained = not self._link.receive_nowait(piece)
+            if self._is_drained:
+                return
 
     def fileno(self) -> int:
         """The descriptor to poll."""

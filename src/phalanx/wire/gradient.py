@@ -1,7 +1,8 @@
 """The messages between workers and the gradient server.
 
 Messages are control frames. The elements of a ``Gradient`` or a ``Mean`` follow it in data frames of any length.
-Between two data frames the server may send a ``ServerHalt``. On the wire messages have short names, given as tags.
+Between two data frames the server may send a ``ServerHalt`` or a ``ServerAlive``. On the wire messages have short
+names, given as tags.
 """
 
 from collections.abc import Iterator
@@ -154,7 +155,13 @@ class ServerEnd(Tagged, frozen=True, tag="End"):
     """The server has no more work."""
 
 
-Message = WorkerJoin | WorkerJoined | WorkerRefused | WorkerSamples | Gradient | Mean | ServerHalt | ServerEnd
+class ServerAlive(Tagged, frozen=True, tag="Alive"):
+    """A sign of life, sent now and then to every worker. Readers skip it: what counts is that something arrives."""
+
+
+Message = (
+    WorkerJoin | WorkerJoined | WorkerRefused | WorkerSamples | Gradient | Mean | ServerHalt | ServerEnd | ServerAlive
+)
 
 _codec: Codec[Message] = Codec(Message)
 encode, decode = _codec.encode, _codec.decode
@@ -234,6 +241,8 @@ class GradientReader:
         self._frames.raise_limit(limit_bytes)
 
     def _take(self, message: Message) -> list[Event]:
+        if isinstance(message, ServerAlive):
+            return []
         if self._gradient is not None and not isinstance(message, ServerHalt):
             raise BadFrame(f"only a halt can interrupt a gradient, not {type(message).__name__}")
         if not isinstance(message, Gradient | Mean):

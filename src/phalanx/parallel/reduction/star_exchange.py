@@ -33,7 +33,7 @@ class StarExchange:
         assert self.rank == client.worker, "the coordinator and the server know a worker by one number"
         self._member = member
         self._client = client
-        client.watch(member.epoch)
+        client.watch(member.epoch, member.stall_s)
         self._parts = parts
         self._pieces = len(LaneShares.even(self.lanes, self.size).pieces(self.rank))
         self._step = 0
