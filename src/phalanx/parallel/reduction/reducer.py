@@ -76,9 +76,9 @@ class Reducer:
         self._shares = LaneShares.even(lanes, exchange.size) if isinstance(lanes, int) else lanes
         self._are_means = are_means
         self._is_staged = is_staged(device)
-        is_one_lane_each = 1 < self._shares.count == exchange.size == exchange.host_position[1]
+        is_one_lane_each = 1 < self._shares.count == exchange.size and isinstance(exchange, Group)
         self.is_borrowing = borrows and is_one_lane_each and not self._is_staged and not is_checked
-        """Whether this rank reads its own gradients where they are, and copies only what others add up."""
+        """Whether this rank reads its own gradients where they are, and copies only what others of its host add up."""
         self.lanes = self._shares.by_rank[exchange.rank]
         """The lanes that this rank computes."""
         self._pieces = self._shares.pieces(exchange.rank)
@@ -321,8 +321,10 @@ class Reducer:
             self._pending.append(self._exchange.enqueue("the return of a bucket", memory.start_copy_in))
 
     def _lend(self, number: int) -> tuple[dict[int, Array], dict[int, Array]]:
-        """Return the chunks of a bucket's borrowed gradients that others add up, and those that this rank does."""
-        bucket, added = self.layout.buckets[number], self._added_here[number]
+        """Return the chunks of a bucket's gradients that others of this host add up, and those that this rank does."""
+        assert isinstance(self._exchange, Group), "only ranks that reach each other borrow"
+        bucket, owners = self.layout.buckets[number], self._owners[number]
+        added = frozenset(self._exchange.blocks_added_first(len(bucket.chunks), owners))
         flat = {parameter: _flatten(gradient) for parameter, gradient in self._borrowed[number].items()}
         if not self._keeps:
             self._borrowed[number] = {}
