@@ -207,3 +207,23 @@ def test_256_mebibytes_over_tcp_do_not_deadlock():
         return bool((own == 3).all())
 
     assert World(2, "tcp", processes=True).run(on_rank) == [True, True]
+
+
+@pytest.mark.parametrize("cpus", [1, 64], ids=["crowded", "roomy"])
+@pytest.mark.parametrize(("op", "dtype"), [("sum", "f32"), ("mean", "f16"), ("max", "i32")])
+def test_an_all_reduce_has_the_same_bits_however_many_cpus_there_are(op, dtype, cpus, monkeypatch):
+    monkeypatch.setattr("phalanx.group.assemble.usable_cpus", lambda: cpus)
+    kind, length = DType.parse(dtype).numpy, 12_345
+
+    def work(group):
+        values = (np.random.default_rng(group.rank).normal(size=length) * 100).astype(kind)
+        before = values.tobytes()
+        return group.all_reduce(values, op).tobytes(), before
+
+    results = World(4, "tcp").run(work)
+    apart = World(4, "tcp", hosts=["a", "b", "c", "d"]).run(work)  # between machines, ranks always stream
+
+    assert len({result for result, _ in [*results, *apart]}) == 1
+    every = np.array([np.frombuffer(values, kind) for _, values in results], np.float64)
+    expected = {"sum": every.sum(0), "mean": every.mean(0), "max": every.max(0)}[op]
+    np.testing.assert_allclose(np.frombuffer(results[0][0], kind), expected, rtol=2e-3, atol=2e-1)

@@ -27,7 +27,7 @@ from phalanx.collectives.streaming import Chunk, Reduction, Streaming, cut_chunk
 from phalanx.collectives.topology import Topology, share_out, stand_ins
 from phalanx.errors import ConfigError
 
-_SMALL_BYTES = 1 << 12
+SMALL_BYTES = 1 << 12
 """An all-reduce of so few bytes takes as long as its messages are under way, however many bytes they have."""
 
 _SECTION_BYTES = 1 << 24
@@ -110,7 +110,7 @@ class Layered:
         sources, shared = [source], None
         if self._arena:
             sources, shared = self._show_source(self._arena, call, source, target, others)
-        is_small = self._topology.is_flat and source.nbytes <= _SMALL_BYTES
+        is_small = self._topology.is_flat and source.nbytes <= SMALL_BYTES
         if is_small:
             sources = [source.copy()]  # which leaves while the result is written
         reduction = _ArrayReduction(self._topology, self._host, sources, target, shared, op, dtype, wire)

@@ -10,7 +10,7 @@ from phalanx.collectives import direct, pair, ring, tree
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, choose
 from phalanx.collectives.lanes import LaneFold
-from phalanx.collectives.layered import Layered
+from phalanx.collectives.layered import SMALL_BYTES, Layered
 from phalanx.collectives.plan import Plan, Receive, Round, Send
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
@@ -25,7 +25,8 @@ class Team:
     """One rank's view of a group that can act: its links, and the arena if it shares memory with other ranks.
 
     ``names`` has the rank of each member in the world, for errors and statistics. Buffers are flat and contiguous.
-    After an error a team cannot be used any more, because messages may have ended in the middle.
+    After an error a team cannot be used any more, because messages may have ended in the middle. A team ``is_crowded``
+    if all its ranks are on one machine that has less than two CPUs for each; all ranks must say the same.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Team:
         epoch: Epoch,
         *,
         has_two_cpus: bool = False,
+        is_crowded: bool = False,
     ) -> None:
+        self._is_crowded = is_crowded
         self.rank = rank
         self.names = names
         self.size = topology.size
@@ -64,7 +67,9 @@ class Team:
             self._in_arena.all_reduce(call, source, target, _op(call), call.signature.dtype)
             return
         algorithm = self._algorithm(call)
-        if algorithm in (Algorithm.LAYERED, Algorithm.DIRECT) or wire is not None:
+        # In a crowd, a rank that streams wakes more often, and there is no line that it could keep busy.
+        is_streamed = algorithm is Algorithm.DIRECT and (source.nbytes <= SMALL_BYTES or not self._is_crowded)
+        if algorithm is Algorithm.LAYERED or is_streamed or wire is not None:
             self._layered.all_reduce(call, source, target, _op(call), wire)
         else:
             self._reduce_over_links(call, self._all_reduce_plan(algorithm, len(source)), algorithm, source, target)
@@ -225,6 +230,8 @@ class Team:
         match algorithm:
             case Algorithm.PAIR:
                 return pair.all_reduce(self.rank, length)
+            case Algorithm.DIRECT:
+                return direct.all_reduce(self.rank, even_parts(length, self.size))
             case Algorithm.RING:
                 return ring.all_reduce(self.rank, even_parts(length, self.size))
             case _:

@@ -19,6 +19,7 @@ from phalanx.transport import (
     LazyLink,
     Link,
     Place,
+    are_together,
     machine_of,
     usable_cpus,
     why_apart,
@@ -55,11 +56,13 @@ def assemble(
         return make(key, own, peer, deadline, epoch)
 
     collective = links(make_link)
+    neighbours = sum(machine_of(host) == machine_of(hosts[rank]) for host in hosts)
+    cpus = usable_cpus() // neighbours
     with ExitStack() as undo:
         for link in collective.values():
             undo.callback(link.close)
-        arena, topology = _share_memory(
-            LinkRunner(rank, collective, epoch, own), names, hosts, deadline, is_world=is_world
+        arena, topology, fewest_cpus = _share_memory(
+            LinkRunner(rank, collective, epoch, own), names, hosts, deadline, cpus, is_world=is_world
         )
         if not topology.is_one_host:
             undo.pop_all()
@@ -68,24 +71,35 @@ def assemble(
     # The sender dials, so that a send need not wait until its peer calls recv.
     outbound = links(lambda peer, deadline: connector.dial(channel_key, own, peer, deadline, epoch))
     inbound = links(lambda peer, deadline: connector.accept(channel_key, own, peer, deadline, epoch))
-    neighbours = sum(machine_of(host) == machine_of(hosts[rank]) for host in hosts)
-    has_two_cpus = usable_cpus() >= 2 * neighbours
-    return Team(rank, names, topology, collective, outbound, inbound, arena, epoch, has_two_cpus=has_two_cpus)
+    return Team(
+        rank,
+        names,
+        topology,
+        collective,
+        outbound,
+        inbound,
+        arena,
+        epoch,
+        has_two_cpus=cpus >= 2,
+        is_crowded=are_together(hosts) and fewest_cpus < 2,
+    )
 
 
 def _share_memory(
-    runner: LinkRunner, names: Sequence[int], hosts: Sequence[str], deadline: Deadline, *, is_world: bool
-) -> tuple[Arena | None, Topology]:
-    """Make an arena if all ranks of this host can map each other's memory; return it, or None, and the topology."""
+    runner: LinkRunner, names: Sequence[int], hosts: Sequence[str], deadline: Deadline, cpus: int, *, is_world: bool
+) -> tuple[Arena | None, Topology, int]:
+    """Make an arena if all ranks of this host can map each other's memory.
+
+    Return it, or None, the topology, and the fewest CPUs that a rank has; this one has ``cpus``.
+    """
     rank, size = runner.rank, len(names)
     apart = Topology(tuple((number,) for number in range(size)))
     if is_world:
         _log_strangers(rank, hosts)
     if size == 1:
-        return None, apart
+        return None, apart, cpus
     if len(set(hosts)) == size:
-        tell_all(runner, np.zeros(1, np.int64), deadline)  # only to know that all ranks are here
-        return None, apart
+        return None, apart, int(tell_all(runner, np.array([cpus], np.int64), deadline).min())
     neighbours = [number for number, host in enumerate(hosts) if host == hosts[rank]]
     why_not = why_not_share_memory()
     segments = None if why_not else ArenaSegments.create()
@@ -99,7 +113,7 @@ def _share_memory(
                 why_not = f"the memory of the other ranks is out of reach: {error}"
         if why_not and is_world:
             _log.warning("rank %d uses TCP on its own host, too: it cannot share memory: %s", names[rank], why_not)
-        has_arena = tell_all(runner, np.array([arena is not None], np.int64), deadline)[:, 0]
+        has_arena, all_cpus = tell_all(runner, np.array([arena is not None, cpus], np.int64), deadline).T
     finally:
         if segments:
             segments.release()  # all ranks that can map it have mapped it
@@ -112,7 +126,7 @@ def _share_memory(
     if arena and len(topology.host_of(rank)) == 1:
         arena.close()
         arena = None
-    return arena, topology
+    return arena, topology, int(all_cpus.min())
 
 
 def _log_strangers(rank: int, hosts: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from phalanx.transport import (
     TcpConnector,
     host_identity,
     is_loopback,
+    keep_apart,
     own_hosts,
     shortage_in_words,
 )
@@ -142,7 +143,7 @@ def make_hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
     if join.host is not None:
         here += f"/{join.host}"
     if join.over is Over.TCP:
-        here += f"/{os.urandom(8).hex()}"  # a host of its own: it shares memory with no other rank
+        here = keep_apart(here)
     return Hello(
         host=here,
         addresses=addresses,

@@ -16,8 +16,10 @@ from phalanx.transport.pages import allocate_pages
 from phalanx.transport.pending import Pending
 from phalanx.transport.segment import (
     Place,
+    are_together,
     can_share_memory,
     host_identity,
+    keep_apart,
     machine_of,
     why_apart,
     why_not_share_memory,
@@ -57,6 +59,7 @@ __all__ = [
     "Waitable",
     "Waited",
     "allocate_pages",
+    "are_together",
     "call",
     "can_share_memory",
     "close_in_children",
@@ -65,6 +68,7 @@ __all__ = [
     "host_identity",
     "is_loopback",
     "keep_alive",
+    "keep_apart",
     "machine_of",
     "make_token",
     "memory_pair",

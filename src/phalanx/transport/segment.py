@@ -10,6 +10,7 @@ import mmap
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from errno import ENOENT
@@ -20,6 +21,7 @@ from phalanx.transport import membarrier
 from phalanx.transport.shortage import explain_shortage, is_shortage, shortage_in_words
 
 PAGE_BYTES = mmap.PAGESIZE
+_APART = "/apart-"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,6 +109,16 @@ def why_not_share_memory() -> str | None:
 def machine_of(host: str) -> str:
     """Return the machine of a host that is given by its identity."""
     return host.partition("/")[0]
+
+
+def keep_apart(host: str) -> str:
+    """Return the identity of a host of its own on the same machine, which shares memory with no other."""
+    return f"{host}{_APART}{os.urandom(8).hex()}"
+
+
+def are_together(hosts: Iterable[str]) -> bool:
+    """Return whether hosts are one machine, or one simulated machine, even if they keep apart."""
+    return len({host.partition(_APART)[0] for host in hosts}) == 1
 
 
 def why_apart(host: str, other: str) -> str | None:
