@@ -11,9 +11,10 @@ import traceback
 import torch
 from engine_play import LANES, Toy, batches_of, digest_of, make_engine
 
-from phalanx.coordinator import Coordinator, Terms
+from phalanx.coordinator import Coordinator, Journal, Terms
 from phalanx.group import ElasticRun, Join, Over
 from phalanx.transport import format_address, parse_address
+from phalanx.wire import Address
 
 TIMEOUT_S = 40.0
 _EVALUATED = 1000
@@ -121,6 +122,45 @@ class Workers:
         except Exception as error:  # noqa: BLE001 - the test looks at it
             traceback.print_exc()
             say("error", 0, f"{type(error).__name__}: {error}"[:2000])
+
+
+class KillableCoordinator:
+    """A coordinator with a journal, in a process of its own. It comes back at the same address."""
+
+    def __init__(self, terms, journal):
+        self._terms, self._journal = terms, journal
+        self.address = Address("127.0.0.1", 0)
+        self._start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._kill()
+
+    def kill_and_start_again(self):
+        self._kill()
+        self._start()
+
+    def _kill(self):
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def _start(self):
+        ours, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                where, journal = self.address, Journal(self._journal)
+                coordinator = Coordinator(where.host, where.port, terms=self._terms, journal=journal)
+                theirs.sendall(format_address(coordinator.address).encode())
+                signal.pause()
+            finally:
+                os._exit(1)
+        theirs.close()
+        ours.settimeout(TIMEOUT_S)
+        self.address = parse_address(ours.recv(1024).decode())
+        ours.close()
 
 
 def story_of(heard):

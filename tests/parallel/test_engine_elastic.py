@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from elastic_play import LANES, Workers, calm, storm, story_of
+from elastic_play import LANES, KillableCoordinator, Workers, calm, storm, story_of
 
 from phalanx.coordinator import Coordinator, Terms
 
@@ -93,6 +93,25 @@ def test_a_worker_that_was_stopped_and_given_up_comes_back_and_harms_nothing():
 
     assert story_of(heard)["end", 40] == calm(steps=40)["end", 40]
     assert (stopped, "end") in {said[:2] for said in heard}
+
+
+def test_workers_go_on_when_their_coordinator_is_killed_and_started_again_on_its_journal(tmp_path):
+    heard = []
+    terms = Terms(minimum=2, maximum=3, patience_s=1.0)
+    with Workers(3, steps=40) as workers, KillableCoordinator(terms, tmp_path / "journal") as coordinator:
+        for _ in range(3):
+            workers.start(coordinator.address)
+        kills = {4, 11, 18}
+        for said in workers.listen():
+            heard.append(said)
+            if said[1] == "lane" and said[2] in kills:  # in the middle of a step
+                kills.discard(said[2])
+                coordinator.kill_and_start_again()
+            if not kills:
+                break
+        workers.listen_to_the_end(heard)
+
+    assert story_of(heard) == calm(steps=40)
 
 
 def test_a_newcomer_with_another_model_is_refused_in_words_and_the_others_go_on():
