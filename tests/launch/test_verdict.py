@@ -52,6 +52,8 @@ def test_a_killed_rank_is_the_first_although_the_others_wrote_more():
         raised("NonFiniteGradient", "the gradient of w is not finite at step 7: rank 2 computed it in lane 5"),
         raised("WeightsDiverged", "rank 2 has other weights than rank 0 in w before step 3: look at rank 2"),
         raised("CollectiveMismatch", "rank 2 is in call 3, barrier, but rank 0 is in call 3, all_reduce"),
+        raised("BadFrame", "rank 2 sent bytes to rank 0 that are no frame, instead of call 3, barrier"),
+        raised("GradientCorrupted", "the sum of w that rank 2 made at step 7 has changed in memory"),
         raised("RemoteError", f"rank 2 failed at step 3:\n    {THEIRS}"),
     ],
 )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)  # those of other ranks are indented
 _LAST_LINES = 20
 _ERROR = re.compile(
-    r"^phalanx\.errors\.(PeerLost|EpochChanged|ConnectError|DeadlineExceeded|CollectiveMismatch|Halted|RemoteError"
-    r"|NonFiniteGradient|WeightsDiverged): (.*)",
+    r"^phalanx\.errors\.(PeerLost|EpochChanged|ConnectError|DeadlineExceeded|CollectiveMismatch|BadFrame|Halted"
+    r"|RemoteError|NonFiniteGradient|WeightsDiverged|GradientCorrupted): (.*)",
     re.MULTILINE,
 )
 # How errors name the rank that they are about, the clearest words first. The last one may begin with who tells it.
