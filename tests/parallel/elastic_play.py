@@ -1,6 +1,7 @@
 """Workers of an elastic run in processes of their own, which tests kill, stop and replace."""
 
 import ast
+import logging
 import os
 import random
 import select
@@ -109,6 +110,7 @@ class Workers:
             say("lane", step, lane)
             return batches_of(step)(lane)
 
+        logging.basicConfig(level=logging.INFO, format=f"%(relativeCreated)d worker {number}: %(message)s", force=True)
         try:
             joined = Join(coordinator=(parse_address(words[0]),), lanes=LANES, timeout_s=TIMEOUT_S, **join)
             with ElasticRun(joined) as run:

@@ -222,6 +222,42 @@ def test_who_dials_need_not_wait_until_the_peer_accepts(stack, epoch):
         assert hear(link, epoch) == 7
 
 
+def test_a_call_that_came_before_its_epoch_began_here_is_answered_when_it_begins(stack, epoch):
+    first, second = open_connectors(stack, 2)
+    later = {rank: [each._acceptor.address] for rank, each in enumerate((first, second))}
+    second.begin(later, LinkHello(2, 1, LATER_KEY), 5.0)
+    with ThreadPoolExecutor() as pool:
+        dialled = pool.submit(second.dial, KEY, 1, 0, Deadline.after(10), epoch)
+        while not first._early:
+            assert not dialled.done()
+        first.begin(later, LinkHello(2, 0, LATER_KEY), 5.0)
+
+        accepted = first.accept(KEY, 0, 1, Deadline.after(10), epoch)
+
+        with closing(accepted), closing(dialled.result()) as link:
+            assert (accepted.peer, link.peer) == (1, 0)
+
+
+def test_an_epoch_that_begins_twice_drops_no_call(stack, epoch):
+    first, second = open_connectors(stack, 2)
+    dialled = second.dial(KEY, 1, 0, Deadline.after(10), epoch)
+    first.begin({1: [second._acceptor.address]}, LinkHello(1, 0, EPOCH_KEY), 5.0)
+
+    with closing(dialled), closing(first.accept(KEY, 0, 1, Deadline.after(1), epoch)) as accepted:
+        send_all(dialled, b"\x07")
+
+        assert hear(accepted, epoch) == 7
+
+
+def test_calls_of_an_epoch_that_is_over_are_dropped(stack, epoch):
+    first, second = open_connectors(stack, 2)
+    stack.enter_context(closing(second.dial(KEY, 1, 0, Deadline.after(10), epoch)))
+    first.begin({1: [second._acceptor.address]}, LinkHello(2, 0, LATER_KEY), 5.0)
+
+    with pytest.raises(ConnectError, match="no link to rank 1"):
+        first.accept(KEY, 0, 1, Deadline.after(0.1), epoch)
+
+
 def test_two_threads_wait_for_calls_at_the_same_time(stack, epoch):
     connectors = open_connectors(stack)
     with ThreadPoolExecutor(2) as pool:

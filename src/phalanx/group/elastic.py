@@ -1,5 +1,6 @@
 """A run whose members change: this worker stays in it while groups come and go, one for each epoch."""
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -14,6 +15,8 @@ from phalanx.wire import Address, Commit, LinkHello, Welcome
 
 ENDS_EPOCH = (EpochChanged, Evicted, TransportError, BadFrame)
 """Errors of a group after which a run goes on in another epoch, unless its coordinator says otherwise."""
+
+_log = logging.getLogger("phalanx")
 
 
 class ElasticRun:
@@ -71,7 +74,8 @@ class ElasticRun:
             self._welcome, self._epoch = self._next_epoch(deadline)
             try:
                 self._group = self._meet(self._welcome, self._epoch, deadline)
-            except ENDS_EPOCH:
+            except ENDS_EPOCH as error:
+                _log.info("epoch %d did not begin here: %r", self._welcome.epoch, error)
                 continue
             self._announce(self._group.rank)
             return self._group

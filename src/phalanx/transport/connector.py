@@ -130,6 +130,8 @@ class TcpConnector:
     def begin(self, addresses: Mapping[int, Sequence[Address]], own: LinkHello, patience_s: float) -> None:
         """Make links of another epoch from now on."""
         with self._changed:
+            if own == self._own:
+                return  # it has begun, and peers may have called already
             self._addresses, self._own, self._patience_s = addresses, own, patience_s
             for unclaimed in self._unclaimed.values():
                 unclaimed.close()

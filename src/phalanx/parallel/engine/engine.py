@@ -1,5 +1,6 @@
 """The exact step: lanes, exchange, guard, commit, optimizer, with the same bits for any number of workers."""
 
+import logging
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ Batches = Callable[[int], Sequence[Batch]]
 """Returns the batches of a lane in this step. It must return the same batches on every rank."""
 
 _BUCKET_BYTES = 8 << 20
+_log = logging.getLogger("phalanx")
 
 Result = TypeVar("Result")
 
@@ -311,7 +313,8 @@ class Engine:
                     self._enter(self._elastic, self._elastic.group)
                     self._is_in = True
                 return act()
-            except ENDS_EPOCH:
+            except ENDS_EPOCH as error:
+                _log.info("epoch %d is over for step %d: %r", self._elastic.group.epoch, self.step_number, error)
                 self._keep_lanes()
                 self._is_over = True
 
