@@ -24,6 +24,7 @@ from phalanx.parallel.engine.sync import (
     Stance,
     choose_roles,
     describe_state,
+    kept_lanes,
     list_state,
     load_state,
     make_state,
@@ -357,7 +358,7 @@ class Engine:
             broadcast([tensor for _, tensor in self._tensors], group)
         if len(stances[roles.source].results) > len(self._results):
             self._results = stances[roles.source].results
-        self._form(group, LaneShares.keeping(self._lanes, [each.lanes for each in stances]))
+        self._form(group, LaneShares.keeping(self._lanes, kept_lanes(stances)))
         if roles.newcomers:
             self._compare()
         self._is_new = False

@@ -66,6 +66,12 @@ def choose_roles(stances: Sequence[Stance]) -> Roles:
     return Roles(tuple(holders), source, newcomers, is_first=not old)
 
 
+def kept_lanes(stances: Sequence[Stance]) -> list[list[int]]:
+    """Return the lanes of the present step that each member has kept."""
+    latest = max(each.step for each in stances)
+    return [each.lanes if each.step == latest else [] for each in stances]
+
+
 def tell(group: Group, stance: Stance) -> list[Stance]:
     """Return the stances of all members, by rank."""
     told = group.all_gather_unequal(np.frombuffer(msgspec.msgpack.encode(stance), np.uint8))

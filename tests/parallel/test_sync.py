@@ -1,0 +1,29 @@
+"""Who gives and who gets the state at the start of an epoch."""
+
+import pytest
+
+from phalanx.parallel.engine.sync import Roles, Stance, choose_roles, kept_lanes
+
+
+def stance(step, *, is_new=False, results=(), lanes=()):
+    return Stance(step, is_new, None, list(results), list(lanes), [], [], b"")
+
+
+@pytest.mark.parametrize(
+    ("stances", "roles"),
+    [
+        ([stance(0, is_new=True)] * 2, Roles((0, 1), 0, (), is_first=True)),
+        ([stance(7), stance(7)], Roles((0, 1), 0, (), is_first=False)),
+        ([stance(7), stance(0, is_new=True)], Roles((0,), 0, (1,), is_first=False)),
+        ([stance(0, is_new=True), stance(0)], Roles((1,), 1, (0,), is_first=False)),
+        ([stance(7, is_new=True), stance(0, is_new=True)], Roles((0,), 0, (1,), is_first=True)),
+        ([stance(7), stance(7, results=[0.5]), stance(6, results=[1.0, 2.0])], Roles((0, 1), 1, (2,), is_first=False)),
+    ],
+    ids=["all are new", "all go on", "a newcomer", "a new rank 0", "some have a checkpoint", "one knows more"],
+)
+def test_the_members_with_the_latest_state_give_it_to_the_others(stances, roles):
+    assert choose_roles(stances) == roles
+
+
+def test_lanes_of_an_older_step_are_not_kept():
+    assert kept_lanes([stance(7, lanes=[0, 1]), stance(6, lanes=[2, 3])]) == [[0, 1], []]
