@@ -1,13 +1,17 @@
 """A run that outlives its workers: the same bits, whoever dies on the way."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 from elastic_play import LANES, KillableCoordinator, Workers, calm, storm, story_of
 
 from phalanx.coordinator import Coordinator, Terms
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+STORMS = [
+    ("arena", 0),
+    *(pytest.param(over, seed, marks=pytest.mark.slow) for over, seed in product(("arena", "tcp"), range(1, 5))),
+]
 
 
 @pytest.fixture(scope="module")
@@ -15,9 +19,8 @@ def undisturbed():
     return calm(steps=30)
 
 
-@pytest.mark.parametrize("over", ["arena", "tcp"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_whoever_is_killed_every_step_has_the_bits_of_a_calm_run(seed, over, undisturbed):
+@pytest.mark.parametrize(("over", "seed"), STORMS)
+def test_whoever_is_killed_every_step_has_the_bits_of_a_calm_run(over, seed, undisturbed):
     heard = storm(seed, over=over)
 
     assert story_of(heard) == undisturbed
@@ -71,6 +74,7 @@ def test_a_newcomer_gets_the_state_and_the_last_report_from_the_others():
     assert story["end", 30] == calm(steps=30)["end", 30]
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_and_given_up_comes_back_and_harms_nothing():
     heard = []
     with (
