@@ -1,17 +1,31 @@
 """A run that outlives its workers: the same bits, whoever dies on the way."""
 
+import copy
 from collections import Counter
 from itertools import product
 
 import pytest
 from elastic_play import LANES, KillableCoordinator, Workers, calm, storm, story_of
+from engine_play import batches_of, digest_of, make_engine, train
 
+import phalanx
 from phalanx.coordinator import Coordinator, Terms
+from phalanx.group import alone
 
 STORMS = [
     ("arena", 0),
     *(pytest.param(over, seed, marks=pytest.mark.slow) for over, seed in product(("arena", "tcp"), range(1, 5))),
 ]
+
+
+def start_two(workers, coordinator, heard):
+    """Start two workers, and return when they have taken some steps."""
+    workers.start(coordinator.address)
+    workers.start(coordinator.address)
+    for said in workers.listen():
+        heard.append(said)
+        if said[1:3] == ("report", 3):
+            return
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +72,7 @@ def test_the_others_compute_only_the_lanes_that_are_lost():
 def test_a_newcomer_gets_the_state_and_the_last_report_from_the_others():
     heard = []
     with Workers(3, steps=30) as workers, Coordinator(terms=Terms(minimum=2, maximum=3)) as coordinator:
-        workers.start(coordinator.address)
-        workers.start(coordinator.address)
-        for said in workers.listen():
-            heard.append(said)
-            if said[1:3] == ("report", 3):
-                break
+        start_two(workers, coordinator, heard)
         newcomer = workers.start(coordinator.address)
         workers.listen_to_the_end(heard)
 
@@ -118,15 +127,27 @@ def test_workers_go_on_when_their_coordinator_is_killed_and_started_again_on_its
     assert story_of(heard) == calm(steps=40)
 
 
+def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step():
+    with alone(lanes=LANES) as group:
+        plain = make_engine(group)
+        train(plain, 3)
+        state = copy.deepcopy(plain.state())
+        train(plain, 2)
+        expected = digest_of(plain)
+
+    with phalanx.join_run(lanes=LANES, step=3) as run:
+        engine = make_engine(run, seed=8)  # other weights than those that are loaded
+        engine.load_state(state, 3)
+        reports = list(engine.train(lambda step, lane: batches_of(step)(lane), 5))
+
+    assert [each.step for each in reports] == [3, 4]
+    assert digest_of(engine) == expected
+
+
 def test_a_newcomer_with_another_model_is_refused_in_words_and_the_others_go_on():
     heard = []
     with Workers(3, steps=30) as workers, Coordinator(terms=Terms(minimum=2, maximum=3)) as coordinator:
-        workers.start(coordinator.address)
-        workers.start(coordinator.address)
-        for said in workers.listen():
-            heard.append(said)
-            if said[1:3] == ("report", 3):
-                break
+        start_two(workers, coordinator, heard)
         other = workers.start(coordinator.address, hidden=41)
         workers.listen_to_the_end(heard)
 

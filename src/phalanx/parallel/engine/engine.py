@@ -289,7 +289,7 @@ class Engine:
                 f"{self._exchange.rank} of {self._exchange.size}: save with phalanx.train.checkpoint.save_together, "
                 "which joins the shards of all ranks"
             )
-        check_names(state["optimizer"], [spec.name for spec in self._reducer.layout.parameters])
+        check_names(state["optimizer"], [spec.name for spec in self._layout.parameters])
         kept = scatter(state["optimizer"], self._leaves.own, on_device=wants_on_device(self.optimizer))
         self.model.load_state_dict(state["model"])
         self.optimizer.state.update(kept)
