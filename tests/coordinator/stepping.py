@@ -10,7 +10,7 @@ from phalanx.errors import PhalanxError
 from phalanx.transport import Credentials, Deadline
 from phalanx.wire import Commit, Hello
 
-LIMIT_S = 50.0
+LIMIT_S = 200.0
 
 
 def digest_of(step):

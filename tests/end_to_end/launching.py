@@ -29,7 +29,7 @@ def environ(**extra):
 def finish(command, **extra):
     """Run a command to its end."""
     return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, check=False, timeout=50, env=environ(**extra)
+        [str(word) for word in command], capture_output=True, text=True, check=False, timeout=200, env=environ(**extra)
     )
 
 

@@ -82,7 +82,7 @@ def became(worker):
 
 def restart_at(moments, journal, steps):
     """Take steps with 4 workers; kill the coordinator and start it again whenever they have come so far."""
-    options = ["--workers", 4, "--patience", 1, "--journal", journal]
+    options = ["--workers", 4, "--patience", 3, "--journal", journal]
     leash = Leash(limit=moments[0] + 20)
     workers, address = [], "127.0.0.1:0"
     for moment, following in itertools.pairwise([*moments, steps]):
@@ -143,7 +143,7 @@ def test_workers_of_a_coordinator_that_stays_away_end_and_say_what_to_do(tmp_pat
 
 def test_a_worker_that_is_killed_costs_the_others_no_step(stack, tmp_path):
     journal = tmp_path / "journal"
-    _, address = stack.enter_context(serving("--workers", "2:3", "--patience", 1, "--journal", journal))
+    _, address = stack.enter_context(serving("--workers", "2:3", "--patience", 3, "--journal", journal))
     workers, victim, leash = begin_with_a_process(stack, address, 60)
 
     victim.process.kill()
@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_costs_the_others_no_step(stack, tmp_path):
 
 def test_a_worker_that_was_stopped_is_given_up_and_takes_part_again_later(stack, tmp_path):
     journal = tmp_path / "journal"
-    options = ["--workers", "2:3", "--patience", 1, "--stall", 1, "--journal", journal]
+    options = ["--workers", "2:3", "--patience", 3, "--stall", 3, "--journal", journal]
     coordinator, address = stack.enter_context(serving(*options))
     workers, stopped, leash = begin_with_a_process(stack, address, 100)
 
@@ -178,7 +178,7 @@ def test_a_worker_that_was_stopped_is_given_up_and_takes_part_again_later(stack,
 
 
 def test_a_worker_that_was_stopped_until_the_end_is_told_that_the_run_is_over(stack):
-    coordinator, address = stack.enter_context(serving("--workers", "2:3", "--patience", 2, "--stall", 2))
+    coordinator, address = stack.enter_context(serving("--workers", "2:3", "--patience", 3, "--stall", 3))
     workers, stopped, leash = begin_with_a_process(stack, address, 40)
 
     stopped.process.send_signal(signal.SIGSTOP)
@@ -195,7 +195,7 @@ def test_a_worker_that_was_stopped_until_the_end_is_told_that_the_run_is_over(st
 def test_a_full_disk_halts_everybody_and_the_step_does_not_count(stack, tmp_path):
     journal = tmp_path / "journal"
     leash = Leash(limit=20)
-    options = ["--workers", 3, "--patience", 1, "--journal", journal]
+    options = ["--workers", 3, "--patience", 3, "--journal", journal]
     with serving(*options) as (coordinator, address):
         workers = take_steps(address, 3, 100, leash)
         leash.wait_for(20)

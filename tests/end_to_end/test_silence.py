@@ -173,7 +173,7 @@ def test_stopping_the_launcher_for_longer_than_the_patience_kills_nobody(tmp_pat
         while not all(end.exists() for end in ends):
             assert time.monotonic() < deadline
         launcher.send_signal(signal.SIGCONT)
-        _, errors = launcher.communicate(timeout=40)
+        _, errors = launcher.communicate(timeout=200)
 
     assert (launcher.returncode, errors) == (0, "")
 

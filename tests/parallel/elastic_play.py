@@ -17,7 +17,7 @@ from phalanx.group import ElasticRun, Join, Over
 from phalanx.transport import format_address, parse_address
 from phalanx.wire import Address
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 120.0
 _EVALUATED = 1000
 
 

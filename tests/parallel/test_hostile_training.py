@@ -18,7 +18,7 @@ from phalanx.testing.hostile import HostileMember, hostile_frames, hostile_membe
 from phalanx.transport import Credentials, Deadline, MemoryConnector, call
 from phalanx.wire import Hello, Purpose, encode
 
-LANES, STEPS, COMES_AFTER, LIMIT_S = 8, 8, 2, 50.0
+LANES, STEPS, COMES_AFTER, LIMIT_S = 8, 8, 2, 200.0
 MEMBERS = hostile_members()
 SILENT = {"silence", "half a frame"}  # given up after the stall time
 QUICK = {"done with a step to come", "blaming itself", "a frame: a header: random bytes"}

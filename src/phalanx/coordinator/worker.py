@@ -72,7 +72,10 @@ def objection(hello: Hello, present: Sequence[Worker], terms: Terms) -> str | No
     if hello.rank is not None and size is not None and hello.rank >= size:
         return f"there is no rank {hello.rank} among {size} workers: ask for a lower one, or for none"
     if hello.rank is not None and any(other.rank == hello.rank for other in others):
-        return f"rank {hello.rank} is taken: ask for another one, or for none"
+        return (
+            f"rank {hello.rank} is taken: ask for another one, or for none; "
+            "a program that connects again has to close its group first"
+        )
     if any(other.lanes != hello.lanes for other in others):
         theirs = others[0].lanes or "none"
         return f"you train with {hello.lanes or 'no'} lanes, the others with {theirs}: start all with the same config"
