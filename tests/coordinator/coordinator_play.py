@@ -54,8 +54,8 @@ def elsewhere(cpu_s=0.0):
 class Play:
     """A ``Membership``, the time, and what a journal would have of it; decisions are carried out as a server does."""
 
-    def __init__(self, least=None, most=None, *, job="", past=None, now=0.0):
-        terms = Terms(minimum=least, maximum=most or least, job=job)
+    def __init__(self, least=None, most=None, *, first=None, job="", past=None, now=0.0):
+        terms = Terms(minimum=least, maximum=most or least, first=first, job=job)
         self.now = now
         self.past = past or Past()
         self.membership = Membership(terms, bytes(32), past, now)

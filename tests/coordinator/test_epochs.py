@@ -32,6 +32,29 @@ def test_a_run_begins_with_the_least_workers_and_is_written_down_first():
     assert set(told(welcomes, Welcome)) == {0, 1}
 
 
+def test_the_first_epoch_waits_for_as_many_workers_as_are_started():
+    play = Play(1, 3, first=2)
+    alone = play.say(0, run_hello("a"))
+
+    both = play.say(1, run_hello("b"))
+    play.hang_up(1)
+    play.finish_step(0)
+
+    assert told(alone, Welcome) == {}
+    assert set(told(both, Welcome)) == {0, 1}
+    assert (play.membership.epoch, play.membership.step) == (2, 1)
+
+
+def test_the_first_epoch_begins_with_the_least_workers_when_the_others_do_not_come():
+    play = Play(1, 3, first=2)
+    play.say(0, run_hello("a"))
+
+    early, due = play.wait(59), play.wait(2)
+
+    assert told(early, Welcome) == {}
+    assert set(told(due, Welcome)) == {0}
+
+
 def test_a_run_begins_where_the_first_of_its_workers_is():
     play = Play(2)
     play.say(0, run_hello("a", step=0))

@@ -115,7 +115,10 @@ def test_the_first_worker_of_a_second_group_says_it_anew():
             2,
             [plain_hello(0, job="night")],
             plain_hello(0, job="night"),
-            "rank 0 is taken: ask for another one, or for none; a program that connects again has to close its group first",
+            (
+                "rank 0 is taken: ask for another one, or for none; "
+                "a program that connects again has to close its group first"
+            ),
         ),
         (2, [], plain_hello(2, job="night"), "there is no rank 2 among 2 workers: ask for a lower one, or for none"),
         (

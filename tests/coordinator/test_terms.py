@@ -25,6 +25,12 @@ def test_a_range_in_which_no_number_lies_is_refused(least, most):
     assert str(caught.value) == f"in MIN:MAX workers, MIN must be at least 1 and MAX at least MIN, not {least}:{most}"
 
 
+@pytest.mark.parametrize("first", [1, 4])
+def test_the_first_workers_to_wait_for_are_within_the_bounds(first):
+    with pytest.raises(ConfigError, match=f"the first {first} workers to wait for are not within 2 to 3"):
+        Terms(minimum=2, maximum=3, first=first)
+
+
 @pytest.mark.parametrize("patience_s", [0.0, 0.09, -1.0, 3601.0, float("nan"), float("inf")])
 def test_a_patience_that_nobody_can_mean_is_refused(patience_s):
     with pytest.raises(ConfigError) as caught:

@@ -60,7 +60,8 @@ def test_a_run_that_cannot_write_ends_with_a_sentence_and_goes_on_when_it_can(
 
     with training(config, "--steps", STEPS, "--workers", 2, "--run-dir", run, *options) as process:
         read_until(process, "step 12 ")
-        resource.prlimit(workers_of(process)[0], resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        for worker in workers_of(process):
+            resource.prlimit(worker, resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
         _, err = process.communicate()
     found = checkpoints_of(run)
     steps = len(bits_of(run))

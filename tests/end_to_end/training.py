@@ -1,6 +1,7 @@
 """Real runs of ``phalanx train``, of a model so small that starting them takes most of the time."""
 
 import contextlib
+import itertools
 import json
 import random
 import string
@@ -100,6 +101,19 @@ def wait_until(process, is_true):
 def workers_of(process):
     """The processes of a run's workers, by rank."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def coordinator_of(process):
+    """The process of a run's coordinator, which another thread of the launcher has started."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    others = [task / "children" for task in tasks if int(task.name) != process.pid]
+    return next(int(pid) for file in others for pid in file.read_text().split())
+
+
+def workers_in(run):
+    """How many workers took the steps of a run: each number of them, in order, without repetitions."""
+    lines = (run / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    return [number for number, _ in itertools.groupby(json.loads(line)["workers"] for line in lines)]
 
 
 def bits_of(run):

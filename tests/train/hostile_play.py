@@ -34,6 +34,8 @@ def make_run(folder, workers):
             trainer.run(keeper)
 
     World(workers, lanes=config.train.lanes).run(work)
+    run.result.unlink()
+    run.sample.unlink()
     return run
 
 

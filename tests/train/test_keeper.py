@@ -16,7 +16,6 @@ from phalanx.train.data import open_corpus
 from phalanx.train.keeper import Keeper
 from phalanx.train.log import read_steps
 from phalanx.train.loop import Trainer
-from phalanx.train.record import Result
 from phalanx.train.rundir import RunDir
 
 
@@ -25,14 +24,15 @@ def run(tmp_path):
     return RunDir.create(tmp_path / "run", "", {})
 
 
-def keep(run, config, records, *, is_stopped=False, best=None):
-    """Keep steps, of which the last is the last if the run is stopped; the keeper, and the engine that it looks at."""
+def keep(run, config, records, *, is_stopped=False, best=None, then=lambda *_: None):
+    """Keep steps, of which the last is the last if the run is stopped; then do something with keeper and engine."""
     corpus = open_corpus(config.data)
     with training(config) as trainer, Keeper(run, config, corpus, trainer.exchange, best) as keeper:
         for record in records:
-            keeper.keep(record, trainer.engine, is_last=is_stopped and record is records[-1])
             trainer.engine.step_number = record.step + 1
-    return keeper, trainer.engine
+            keeper.keep(record, trainer.engine, is_last=is_stopped and record is records[-1])
+        then(keeper, trainer.engine)
+    return trainer.engine
 
 
 def facts_of(run, step):
@@ -118,11 +118,9 @@ def test_what_differs_between_ranks_gets_into_no_checkpoint(run, tmp_path, odd, 
 class TestConclusion:
     def test_figures_and_a_sample_are_written(self, run, tmp_path):
         config = make_config(tmp_path)
-        keeper, engine = keep(run, config, [make_step(0), make_step(1, eval_loss=2.0)])
+        engine = keep(run, config, [make_step(0), make_step(1, eval_loss=2.0)], then=Keeper.conclude)
 
-        result = keeper.conclude(engine)
-
-        assert msgspec.json.decode(run.result.read_bytes(), type=Result) == result
+        result = run.read_result()
         assert (result.steps, result.loss, result.eval_loss, result.workers) == (2, 2.5, 2.0, 2)
         assert result.digest == digest_weights(list(engine.model.state_dict().items()))
         assert result.unigram_entropy == open_corpus(config.data).unigram_entropy()
@@ -133,17 +131,14 @@ class TestConclusion:
         path = tmp_path / "tokens.bin"
         path.write_bytes(np.arange(4000, dtype="<u2").tobytes())
         config = make_config(tmp_path, f"data.path={path}")
-        keeper, engine = keep(run, config, [make_step(0), make_step(1)])
-
-        keeper.conclude(engine)
+        keep(run, config, [make_step(0), make_step(1)], then=Keeper.conclude)
 
         assert not run.sample.exists()
         assert facts_of(run, 2)["is_bytes"] is False
 
     @pytest.mark.parametrize("name", ["result", "sample"])
     def test_what_cannot_be_written_is_a_sentence(self, run, tmp_path, name):
-        keeper, engine = keep(run, make_config(tmp_path), [make_step(0)])
         getattr(run, name).mkdir()
 
         with pytest.raises(ConfigError, match=f"^cannot write the result of the run to {run.path}: Is a directory; "):
-            keeper.conclude(engine)
+            keep(run, make_config(tmp_path), [make_step(0)], then=Keeper.conclude)

@@ -115,9 +115,9 @@ class TestTrainer:
         notes = Notes()
 
         with training(config) as trainer:
-            is_complete = trainer.run(notes, lambda: len(notes.records) == step)
+            assert trainer.run(notes, lambda: len(notes.records) == step)
 
-        assert not is_complete
+        assert notes.has_concluded
         assert notes.lasts == [False] * step + [True]
         assert notes.records[-1].eval_loss is not None
 

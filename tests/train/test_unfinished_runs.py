@@ -34,7 +34,7 @@ def conclude(run):
     start = load_for_resume(run.checkpoints, STEPS, config.model)
     with training(config, start) as trainer, Keeper(run, config, corpus, trainer.exchange) as keeper:
         assert trainer.run(keeper)
-        return keeper.conclude(trainer.engine), start
+        return run.read_result(), start
 
 
 def test_a_run_that_was_killed_before_its_result_is_concluded_without_a_step(run):
@@ -43,7 +43,6 @@ def test_a_run_that_was_killed_before_its_result_is_concluded_without_a_step(run
     result, start = conclude(run)
 
     assert read_steps(run.steps) == before
-    assert run.read_result() == result
     assert (result.steps, result.loss, result.eval_loss) == (STEPS, before[-1].loss, before[-1].eval_loss)
     assert result.digest == digest_weights(list(start.files["model"].items()))
 

@@ -58,10 +58,14 @@ class Notes:
     def __init__(self):
         self.records = []
         self.lasts = []
+        self.has_concluded = False
 
     def keep(self, record, _engine, *, is_last):
         self.records.append(record)
         self.lasts.append(is_last)
+
+    def conclude(self, _engine):
+        self.has_concluded = True
 
     @property
     def bits(self):

@@ -35,6 +35,14 @@ def coordinator(
             help="How many workers to wait for. MIN:MAX begins with MIN workers and admits more, between steps.",
         ),
     ],
+    first: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With MIN:MAX: wait for so many workers at the start, for up to 12 times the patience.",
+            show_default=False,
+        ),
+    ] = None,
     token_file: TokenFile = None,
     journal: Annotated[
         Path | None,
@@ -57,7 +65,9 @@ def coordinator(
     go_on_without_output()
     minimum, maximum = parse_workers(workers)
     patience_s, stall_s = read_times(patience, stall)
-    terms = replace(Terms.exactly(None, patience_s=patience_s, stall_s=stall_s), minimum=minimum, maximum=maximum)
+    terms = replace(
+        Terms.exactly(None, patience_s=patience_s, stall_s=stall_s), minimum=minimum, maximum=maximum, first=first
+    )
     credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
     where = parse_address(bind)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

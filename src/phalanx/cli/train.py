@@ -1,9 +1,6 @@
 """``phalanx train``: train the transformer on workers of this machine."""
 
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,20 +10,18 @@ import typer
 import phalanx
 from phalanx.cli.options import Patience, Stall
 from phalanx.cli.streams import go_on_without_output
+from phalanx.cli.train_launch import launch, rewind
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
-from phalanx.errors import ConfigError, PhalanxError
-from phalanx.gradient_server import GradientServer
-from phalanx.group import Over
-from phalanx.launch import local
+from phalanx.coordinator import parse_workers
+from phalanx.errors import ConfigError
 from phalanx.launch.env import read_times
-from phalanx.train import log, require_torch
+from phalanx.train import require_torch
 from phalanx.train.config import Config, Device, RunConfig, Transport
 from phalanx.train.config_text import explain_config, format_config, parse_config
 from phalanx.train.data import Corpus, open_corpus
 from phalanx.train.machine import memory_bytes
 from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.train.shapes import count_parameters
-from phalanx.transport import Credentials, format_address, make_token
 
 _GRACE_S = 120.0  # for the current step and a checkpoint
 _MAY_CHANGE = ("run.", "train.steps", "data.path")
@@ -43,7 +38,11 @@ def train(
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeat for more.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="How many worker processes to start; they share the lanes.")
+        str | None,
+        typer.Option(
+            metavar="N|MIN:MAX",
+            help="How many worker processes to start; they share the lanes. With fewer than MIN the run pauses.",
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="How many updates of the weights to make.")] = None,
     lanes: Annotated[
@@ -94,8 +93,10 @@ def train(
     """
     directory = None if run_dir is None else str(run_dir)
     RunConfig(directory=directory)  # or it could be a path that no setting can hold
+    least, most = parse_workers(workers) if workers else (None, None)
     given = {
-        "run.workers": workers,
+        "run.workers": most,
+        "run.min_workers": least if workers and ":" in workers else None,
         "train.steps": steps,
         "train.lanes": lanes,
         "train.seed": seed,
@@ -123,7 +124,7 @@ def train(
     _check_memory(config, corpus)
     run = old or _create(config)
     with run.hold():
-        start = _rewind(run, config, corpus, from_step) if old else None
+        start = rewind(run, config, corpus, from_step) if old else None
         status = _run(run, config, corpus, start, times, as_json=as_json)
     raise typer.Exit(status)
 
@@ -139,23 +140,9 @@ def _run(
 ) -> int:
     if not as_json:
         show_beginning(run, config, corpus, start)
-    credentials = Credentials(make_token().encode())
     logged_bytes = _count_bytes(run.steps)
-    with _star(config, credentials) as star, Display(run, config, start or 0, is_silent=as_json):
-        arguments = [str(run.path), *([] if start is None else ["--from-step", str(start)]), *star]
-        program = local.Program(
-            name="phalanx.cli.train_worker",
-            arguments=tuple(arguments),
-            is_module=True,
-            workers=config.run.workers,
-            over=Over.TCP if config.run.transport is Transport.TCP else Over.AUTO,
-            patience_s=times[0],
-            stall_s=times[1],
-            grace_s=_GRACE_S,
-            stop_signal=signal.SIGTERM,  # SIGINT would print tracebacks while workers import
-            has_ranks=config.run.transport is not Transport.STAR,
-        )
-        status = local.run(program, credentials)
+    with Display(run, config, start or 0, is_silent=as_json):
+        status = launch(run, config, corpus, start, times)
     if run.result.exists():
         is_complete = show_end(run, config, start, as_json=as_json)
         return 0 if is_complete else status or 128 + signal.SIGTERM  # somebody may have stopped a worker
@@ -190,24 +177,6 @@ def _reopen(path: Path, settings: list[str], config_file: Path | None) -> RunDir
     return RunDir.open(path)
 
 
-def _rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -> int:
-    """Return the step to resume at, after removing everything later. A run that cannot resume stays unchanged."""
-    from phalanx.train import checkpoint  # noqa: PLC0415 - it imports torch, which takes seconds
-
-    found = checkpoint.load_for_resume(run.checkpoints, from_step, config.model)
-    if found.facts["corpus"] != corpus.fingerprint():
-        raise ConfigError(f"{corpus.name} is not the text that this run was trained on: restore that text to resume")
-    is_concluded = run.result.exists()  # else it was killed after its last step, and only its result is missing
-    if found.step > config.train.steps or (found.step == config.train.steps and is_concluded):
-        raise ConfigError(f"this run is complete: its {found.step} steps are taken; pass more --steps to continue")
-    log.read_steps(run.steps)  # a damaged log is refused before anything is changed
-    run.change_config(format_config(config))
-    log.cut(run.steps, found.step)
-    checkpoint.cut(run.checkpoints, found.step)
-    run.result.unlink(missing_ok=True)
-    return found.step
-
-
 def _check_device(config: Config) -> None:
     if config.run.device is Device.CUDA:
         from phalanx.train.loop import choose_device  # noqa: PLC0415 - it imports torch, which takes seconds
@@ -222,28 +191,3 @@ def _check_memory(config: Config, corpus: Corpus) -> None:
     if need > have:
         words = f"the weights of this model take {need / 2**30:,.0f} GiB, and this machine has {have / 2**30:,.0f} GiB"
         raise ConfigError(f"{words}: lower model.layers, model.width or model.hidden")
-
-
-@contextmanager
-def _star(config: Config, credentials: Credentials) -> Iterator[list[str]]:
-    """Run a gradient server if the config wants one, and yield the workers' arguments for it."""
-    if config.run.transport is not Transport.STAR:
-        yield []
-        return
-    with GradientServer(
-        workers=config.run.workers, lanes=config.train.lanes, credentials=credentials, timeout_s=_STAR_S
-    ) as server:
-
-        def serve() -> None:
-            with suppress(PhalanxError):  # workers report their own errors
-                server.wait_for_workers(_GRACE_S)
-                while True:
-                    server.exchange_next()
-
-        thread = threading.Thread(target=serve, name="phalanx-star")
-        thread.start()
-        try:
-            yield ["--star", format_address(server.address)]
-        finally:
-            server.close()
-            thread.join()

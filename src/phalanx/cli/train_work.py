@@ -12,7 +12,7 @@ import torch
 import phalanx
 from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.gradient_server import WorkerClient
-from phalanx.group import enlist
+from phalanx.group import ElasticRun, enlist
 from phalanx.launch.connect import make_join
 from phalanx.launch.env import read_launch
 from phalanx.launch.rank_channel import tell_rank
@@ -30,23 +30,30 @@ from phalanx.wire import Address
 _TIMEOUT_S = 600.0
 
 
-class StopRequest:
-    """Remembers whether SIGTERM has asked this worker to stop. A second SIGTERM ends it at once.
+STOP_SIGNAL = signal.SIGUSR1
+"""Asks all workers to save a checkpoint and stop. ``phalanx train`` sends it; SIGTERM asks one worker to leave."""
 
-    Until there is one, SIGTERM ends the process: a worker that has not joined the others has nothing to save.
+
+class Request:
+    """Remembers whether a signal has come. The same signal a second time ends this process at once.
+
+    Until there is a request, the signal ends the process: a worker that has not joined the others has nothing to save.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: signal.Signals) -> None:
         self.was_made = False
-        signal.signal(signal.SIGTERM, self._receive)
+        signal.signal(number, self._receive)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.was_made = True
         signal.signal(number, signal.SIG_DFL)
 
 
-def work(run: RunDir, from_step: int | None, star: Address | None) -> None:
-    """Train to the end, or until somebody asks to stop. ``star`` is the address of the gradient server, if any."""
+def work(run: RunDir, from_step: int | None, star: Address | None) -> bool:
+    """Train to the end, or until somebody asks to stop. Return False if this worker left and the others go on.
+
+    ``star`` is the address of the gradient server, if any.
+    """
     config = read_config(run.config)
     torch.set_num_threads(config.run.threads_per_worker)
     device = choose_device(config.run.device)
@@ -54,21 +61,24 @@ def work(run: RunDir, from_step: int | None, star: Address | None) -> None:
     corpus = open_corpus(config.data)
     start = None if from_step is None else load_for_resume(run.checkpoints, from_step, config.model)
     with _join(config, star, start, corpus.vocabulary) as exchange:
-        stop = StopRequest()
+        stop, leave = Request(STOP_SIGNAL), Request(signal.SIGTERM)
         trainer = Trainer(config, corpus, exchange, device, start)
-        if exchange.rank == 0:
+        if trainer.exchange.rank == 0:
             run.record(environment(version=phalanx.__version__, threads=torch.get_num_threads(), device=device.type))
         facts = parse_facts(start.facts) if start else None
         best = facts.best if isinstance(facts, RunFacts) else None
         with Keeper(run, config, corpus, exchange, best) as keeper:
             try:
-                trainer.run(keeper, lambda: stop.was_made)
+                is_elastic = isinstance(exchange, ElasticRun)
+                return trainer.run(
+                    keeper,
+                    lambda: stop.was_made or (leave.was_made and not is_elastic),
+                    lambda: leave.was_made and is_elastic,
+                )
             except NonFiniteGradient as error:
-                if error.rank == exchange.rank:
+                if error.rank == trainer.exchange.rank:
                     _bundle(run, trainer, error)
                 raise
-            if exchange.rank == 0:
-                keeper.conclude(trainer.engine)
 
 
 def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
@@ -81,15 +91,19 @@ def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
 
 
 @contextmanager
-def _join(config: Config, star: Address | None, start: Checkpoint | None, vocabulary: int) -> Iterator[Exchange]:
+def _join(
+    config: Config, star: Address | None, start: Checkpoint | None, vocabulary: int
+) -> Iterator[Exchange | ElasticRun]:
     """Connect to the other workers, directly or through a gradient server."""
     lanes, step = config.train.lanes, start.step if start else 0
     if star is None:
         over = "tcp" if config.run.transport is Transport.TCP else "auto"
-        with phalanx.connect(timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step) as group:
+        enter = phalanx.connect if config.run.zero else phalanx.join_run
+        with enter(timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step) as joined:
+            group = joined.group if isinstance(joined, ElasticRun) else joined
             if config.run.transport is Transport.ARENA and len(group.hosts) > 1:
                 raise ConfigError("workers cannot share memory here: pass --transport auto or tcp")
-            yield group
+            yield joined
         return
     launch = read_launch()
     assert launch, "phalanx train starts its workers itself"

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from phalanx.cli.train_work import work
-from phalanx.errors import ConfigError, PhalanxError
+from phalanx.errors import ConfigError, JoinRefused, PhalanxError
+from phalanx.launch.supervision import LEFT
 from phalanx.train.rundir import RunDir
 from phalanx.transport import parse_address
 
@@ -18,10 +19,14 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--from-step", type=int)
     parser.add_argument("--star", type=parse_address)
+    parser.add_argument("--replacement", action="store_true")
     given = parser.parse_args()
     try:
-        work(RunDir.open(given.run), given.from_step, given.star)
+        if not work(RunDir.open(given.run), given.from_step, given.star):
+            sys.exit(LEFT)
     except PhalanxError as error:
+        if given.replacement and isinstance(error, JoinRefused) and "the run is over" in str(error):
+            return  # the others have finished without it
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(_REFUSED if isinstance(error, ConfigError) else 1)
 

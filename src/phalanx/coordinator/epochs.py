@@ -28,6 +28,7 @@ class Epochs:
         self._is_revoked = False
         self._awaited = past.names  # the members before a restart of the coordinator, who will connect again
         self._awaited_until = now + terms.patience_s
+        self._first_until = None if past.epoch or terms.first is None else now + terms.rejoin_s
         self._short_since = now if past.epoch else None  # since when a run cannot go on
 
     @property
@@ -44,6 +45,7 @@ class Epochs:
     def dues(self) -> list[float]:
         """The times at which something is due."""
         dues = [self._awaited_until] if self._awaited else []
+        dues += [] if self._first_until is None else [self._first_until]
         return dues if self._short_since is None else [*dues, self._short_since + self._terms.rejoin_s]
 
     def objection(self, worker: Worker) -> str | None:
@@ -77,7 +79,9 @@ class Epochs:
         if now >= self._awaited_until:
             self._awaited = frozenset()
         workers = self._roster.candidates(self._steps.step, is_plain=self.is_plain)
-        least = self._roster.least
+        if self._first_until is not None and now >= self._first_until:
+            self._first_until = None
+        least = self._roster.least if self._first_until is None else self._terms.first
         is_early = not self._awaited <= {each.hello.name for each in workers}
         is_held = self.is_plain or any(each.step == self._steps.step for each in workers)
         if least is None or len(workers) < least or is_early or not is_held:
@@ -97,7 +101,7 @@ class Epochs:
         self.lanes = workers[0].hello.lanes
         self.number += 1
         self.fruitless += 1
-        self._is_revoked, self._short_since, self._awaited = False, None, frozenset()
+        self._is_revoked, self._short_since, self._first_until, self._awaited = False, None, None, frozenset()
         ranks = self._roster.seat(workers)
         decisions: list[Decision] = []
         if self.lanes is not None:

@@ -13,10 +13,12 @@ class Terms:
     ``minimum`` and ``maximum`` may be None: then the first worker says how many there will be. A worker whose machine
     or network has been gone for ``patience_s`` is lost. A worker that does nothing for ``stall_s`` while another one
     waits for it is given up. A run that has lost too many workers waits twelve times ``patience_s`` for others to come.
+    For so long, its first epoch also waits for ``first`` workers, which is ``minimum`` if it is None.
     """
 
     minimum: int | None = None
     maximum: int | None = None
+    first: int | None = None
     job: str = ""
     patience_s: float = 5.0
     stall_s: float = 30.0
@@ -26,6 +28,10 @@ class Terms:
         if sizes != (None, None) and not 1 <= (self.minimum or 0) <= (self.maximum or 0):
             raise ConfigError(
                 "in MIN:MAX workers, MIN must be at least 1 and MAX at least MIN, not {}:{}".format(*sizes)
+            )
+        if self.first is not None and not (self.minimum or 1) <= self.first <= (self.maximum or self.first):
+            raise ConfigError(
+                f"the first {self.first} workers to wait for are not within {self.minimum} to {self.maximum}"
             )
         check_times(self.patience_s, self.stall_s)
 

@@ -57,7 +57,7 @@ class ElasticRun:
 
     @property
     def group(self) -> Group:
-        """The group of the present epoch."""
+        """The group of the present epoch, or of the last one if there is none."""
         assert self._group is not None, "a run has a group from the start"
         return self._group
 
@@ -109,7 +109,7 @@ class ElasticRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._group:
+        if self._group and self._epoch:
             self._group.__exit__(kind, error, trace)  # which tells the others if this worker's program failed
         self.close()
 
@@ -136,7 +136,7 @@ class ElasticRun:
             if self._group:
                 self._group.close()
             self._epoch.close()
-            self._group = self._epoch = None
+            self._epoch = None
 
 
 def _described(welcome: Welcome) -> tuple[dict[int, tuple[Address, ...]], LinkHello]:

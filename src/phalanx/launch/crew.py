@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import IO, Self, TextIO
@@ -16,6 +17,7 @@ from phalanx.launch.env import Launch, wants_colour, worker_environ
 from phalanx.launch.output import Lines, Tail, prefix, write_lines
 from phalanx.launch.rank_channel import RankChannel
 from phalanx.launch.stopping import Stopping
+from phalanx.launch.supervision import LEFT, Supervision
 from phalanx.launch.verdict import End, Name
 from phalanx.transport import shortage_in_words, usable_cpus
 
@@ -46,14 +48,29 @@ class Crew:
 
     A worker is called by its rank as soon as that is known. ``stopping`` decides how workers end when one fails or a
     signal arrives. A worker that is suspended for ``stall_s`` before it has joined is killed: the others wait for it,
-    and the coordinator does not know it yet.
+    and the coordinator does not know it yet. With ``supervision`` the run is elastic: a worker that is killed is
+    replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken.
     """
 
-    def __init__(self, size: int, stopping: Stopping, stall_s: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        stopping: Stopping,
+        stall_s: float,
+        supervision: Supervision | None = None,
+        replacement: Sequence[str] = (),
+        count_steps: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._size = size
         self._stopping = stopping
         self._stall_s = stall_s
+        self._supervision = supervision
+        self._replacement = list(replacement)
+        self._vacant: list[Launch] = []
+        self._count_steps = count_steps
         self.ends: list[End] = []
+        self.is_lost = False
+        """Whether all workers that were in an elastic run have died, and with them its state."""
         self._running: list[_Worker] = []
         with shortage_in_words("cannot start workers"):
             self._selector = selectors.DefaultSelector()
@@ -78,7 +95,7 @@ class Crew:
     def work(self, signals: Signals) -> None:
         """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""
         heard = 0
-        while self._running:
+        while (self._running or (self._supervision and self._supervision.is_waiting)) and not self.is_lost:
             ready = self._selector.select(_LOOK_S)
             self._channel.read_nowait()
             for key, _ in ready:
@@ -86,8 +103,9 @@ class Crew:
             now = time.monotonic()
             self._end_suspended(now)
             self._note_ends(now)
-            have_joined = len(self._channel.ranks) == self._size
-            if any(end.code != 0 for end in self.ends):
+            self._replace_dead(now)
+            have_joined = self._have_joined()
+            if any(end.code != 0 for end in self.final_ends):
                 self._stopping.fail(now, have_joined=have_joined)
             for number in signals.received[heard:]:
                 self._stopping.ask(now, number, have_joined=have_joined)
@@ -95,6 +113,30 @@ class Crew:
             for number in self._stopping.due(now):
                 for each in self._running:
                     each.stop(number)
+
+    @property
+    def final_ends(self) -> list[End]:
+        """The ends of workers that nobody has replaced or will replace, except of those that were asked to leave."""
+        if self._supervision is None:
+            return self.ends
+        are_final = self._supervision.reason is not None
+        return [end for end in self.ends if (are_final or end.code >= 0 or end.was_stopped) and end.code != LEFT]
+
+    def _have_joined(self) -> bool:
+        """Whether there is a group whose members may have something to save."""
+        if self._supervision:
+            return any(each.has_joined for each in self._running)
+        return len(self._channel.ranks) == self._size
+
+    def _replace_dead(self, now: float) -> None:
+        if self._supervision is None or self._stopping.has_begun:
+            return
+        for _ in range(self._supervision.take_due(now)):
+            self.start(self._vacant.pop(0), self._replacement)
+        if self._supervision.is_over:
+            for each in self._running:
+                if not each.has_joined:
+                    each.dismiss()  # it came too late
 
     def _end_suspended(self, now: float) -> None:
         for each in self._running:
@@ -109,7 +151,18 @@ class Crew:
                 self._channel.read_nowait()  # it may have joined just before it ended
                 stderr = each.finish()
                 was_stopped = self._stopping.has_begun
-                self.ends.append(End(each.name, code=code, at=now, stderr=stderr, was_stopped=was_stopped))
+                end = End(each.name, code=code, at=now, stderr=stderr, was_stopped=was_stopped)
+                if each.is_dismissed:
+                    continue
+                self.ends.append(end)
+                if self._supervision:
+                    self._vacant.append(each.launch)
+                    self._supervision.note_end(end, self._count_steps(), now)
+                    if not was_stopped and (code < 0 or code == LEFT):
+                        what = "left, as it was asked to" if code == LEFT else end.manner
+                        sys.stderr.write(f"phalanx: {end.name} {what}; the run goes on\n")
+                    had_part = each.has_joined and code < 0 and not was_stopped
+                    self.is_lost |= had_part and not any(other.has_joined for other in self._running)
 
 
 class _Worker:
@@ -125,12 +178,15 @@ class _Worker:
         selector: selectors.BaseSelector,
         channel: RankChannel,
     ) -> None:
+        self.launch = launch
         self._number = number
         self._first_name = name
         self._size = size
         self._channel = channel
         self._suspended_at: float | None = None
         self._last_words = ""
+        self.is_dismissed = False
+        """Whether it was ended because it is not needed."""
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program
             [sys.executable, "-I", "-S", worker.__file__, str(os.getpid()), *command],
             env=worker_environ(
@@ -185,6 +241,11 @@ class _Worker:
     def give_up(self, words: str) -> None:
         """Kill it; ``words`` say why, after all that it wrote to stderr."""
         self._last_words = words
+        self._send(signal.SIGKILL)
+
+    def dismiss(self) -> None:
+        """Kill it because it is not needed."""
+        self.is_dismissed = True
         self._send(signal.SIGKILL)
 
     def stop(self, number: signal.Signals) -> None:

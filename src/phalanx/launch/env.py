@@ -152,13 +152,18 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
         told["PHALANX_STALL"] = str(launch.stall_s)
     if launch.channel is not None:
         told["PHALANX_CHANNEL"] = launch.channel
-    if launch.credentials.token is not None:
-        told["PHALANX_TOKEN"] = launch.credentials.token.decode()
-    if tls := launch.credentials.tls:
+    # Without CUBLAS_WORKSPACE_CONFIG, cuBLAS may add up in another order each time.
+    defaults = {"OMP_NUM_THREADS": str(threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    return {**defaults, **credentials_environ(launch.credentials), **told}
+
+
+def credentials_environ(credentials: Credentials) -> dict[str, str]:
+    """Return the environment of a process that we start: that of this one, with the credentials of the group."""
+    told = {} if credentials.token is None else {"PHALANX_TOKEN": credentials.token.decode()}
+    if tls := credentials.tls:
         told |= dict(zip(_TLS_NAMES, map(str, (tls.cert, tls.key, tls.ca)), strict=True))
     inherited = {name: value for name, value in os.environ.items() if name not in _SUPERSEDED}
-    # Without CUBLAS_WORKSPACE_CONFIG, cuBLAS may add up in another order each time.
-    return {"OMP_NUM_THREADS": str(threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **inherited, **told}
+    return {**inherited, **told}
 
 
 def wants_colour(*, is_terminal: bool) -> bool:

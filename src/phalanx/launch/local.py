@@ -3,8 +3,9 @@
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from phalanx.coordinator import Coordinator, Terms
@@ -13,6 +14,7 @@ from phalanx.group import Over
 from phalanx.launch.crew import Crew, Signals
 from phalanx.launch.env import Launch
 from phalanx.launch.stopping import Stopping
+from phalanx.launch.supervision import Supervision
 from phalanx.launch.verdict import judge
 from phalanx.transport import Credentials, make_token, shortage_in_words
 from phalanx.wire import Address
@@ -103,19 +105,51 @@ def start(program: Program, launches: Sequence[Launch]) -> int:
     SIGTERM are passed on to the workers, so only the main thread can call this. When it returns, all workers have
     ended, and so have the processes that they started, except those that began a session of their own.
     """
+    return _run(program, launches, partial(Crew, len(launches))).status
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The exit status of a run; ``is_lost`` says that its state died with the last of its workers."""
+
+    status: int
+    is_lost: bool = False
+
+
+def supervise(
+    program: Program, launches: Sequence[Launch], replacement: Program, count_steps: Callable[[], int]
+) -> Outcome:
+    """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``."""
+    supervision = Supervision(len(launches))
+    crew = partial(
+        Crew,
+        len(launches),
+        supervision=supervision,
+        replacement=replacement.command,
+        count_steps=count_steps,
+    )
+    outcome = _run(program, launches, crew)
+    if supervision.reason:
+        sys.stderr.write(f"phalanx: {supervision.reason}\n")
+    return outcome
+
+
+def _run(program: Program, launches: Sequence[Launch], make_crew: Callable[..., Crew]) -> Outcome:
     stopping = Stopping(program.grace_s, program.stop_signal)
     stall_s = Terms.exactly(None, stall_s=program.stall_s).stall_s
-    with Signals() as signals, Crew(len(launches), stopping, stall_s) as crew:
+    with Signals() as signals, make_crew(stopping=stopping, stall_s=stall_s) as crew:
         try:
             for launch in launches:
                 crew.start(launch, program.command)
             crew.work(signals)
         except BrokenPipeError:  # nobody reads our output any longer
-            return 128 + signal.SIGPIPE
+            return Outcome(128 + signal.SIGPIPE)
     if signals.received:
-        return 128 + signals.received[0]
-    verdict = judge(crew.ends)
+        return Outcome(128 + signals.received[0])
+    if crew.is_lost:
+        return Outcome(1, is_lost=True)
+    verdict = judge(crew.final_ends)
     if verdict is None:
-        return 0
+        return Outcome(0)
     sys.stderr.write(f"\n{verdict}")
-    return verdict.witness.status
+    return Outcome(verdict.witness.status)

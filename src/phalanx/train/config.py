@@ -160,6 +160,9 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     section: ClassVar[str] = "run"
 
     workers: Annotated[int, Meta(ge=1, le=2**12, description="Processes that share the lanes.")] = 2
+    min_workers: Annotated[
+        int, Meta(ge=1, le=2**12, description="The fewest with which the run goes on when others are lost.")
+    ] = 1
     threads_per_worker: Annotated[
         int, Meta(ge=1, le=2**10, description="Threads of each worker; another number may give other bits.")
     ] = 1
@@ -180,6 +183,10 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_path("run.directory", self.directory)
+        if self.min_workers > self.workers:
+            raise ConfigError(
+                f"run.min_workers {self.min_workers} is more than run.workers {self.workers}: lower it, or raise those"
+            )
         if self.zero and self.transport is Transport.STAR:
             raise ConfigError(
                 "workers that reach only a gradient server cannot share the optimizer: pass --no-zero, or another "

@@ -5,16 +5,18 @@ Rank 0 writes everything, except that ranks that share the optimizer each write 
 
 import math
 import time
+from contextlib import AbstractContextManager
 from typing import Self, cast
 
 import msgspec
 
 from phalanx.errors import ConfigError
-from phalanx.group import Group
+from phalanx.group import ElasticRun, Group
 from phalanx.parallel import Engine, Exchange, digest_weights
-from phalanx.train.checkpoint import Best, Checkpoint, RunFacts, prune, save, save_together
+from phalanx.train.checkpoint import Best, Checkpoint, RunFacts, is_saved, prune, save, save_together
 from phalanx.train.config import Config
 from phalanx.train.data import Corpus
+from phalanx.train.fence import Fence
 from phalanx.train.log import StepLog
 from phalanx.train.model import generate
 from phalanx.train.record import Result, StepRecord
@@ -22,23 +24,39 @@ from phalanx.train.rundir import RunDir
 
 _SAMPLE_TOKENS = 160
 _PROMPT = b"def "
+_RECENT = 8  # rank 0 writes each step before the next one can be committed
+
+
+class Recent(msgspec.Struct, frozen=True):
+    """What every worker remembers, because it may become rank 0: the latest steps, and the best checkpoint."""
+
+    records: tuple[StepRecord, ...] = ()
+    best: Best | None = None
+
+    def after(self, record: StepRecord) -> "Recent":
+        """Return what to remember after a step. A worker that has just come may know it already, from the others."""
+        known = self.records if self.records and self.records[-1].step >= record.step else (*self.records, record)
+        return Recent(known[-_RECENT:], self.best)
 
 
 class Keeper:
-    """Writes a run into its directory as it proceeds. Every rank has a keeper and makes the same calls."""
+    """Writes a run into its directory as it proceeds. Every rank has a keeper and makes the same calls.
+
+    Rank 0 writes. When another worker becomes rank 0, it writes what the last one did not come to write.
+    """
 
     def __init__(
-        self, run: RunDir, config: Config, corpus: Corpus, exchange: Exchange, best: Best | None = None
+        self, run: RunDir, config: Config, corpus: Corpus, exchange: Exchange | ElasticRun, best: Best | None = None
     ) -> None:
         self._run = run
         self._config = config
         self._corpus = corpus
         self._exchange = exchange
-        self._best = best
-        self._log = StepLog(run.steps) if exchange.rank == 0 else None
+        self._recent = Recent(best=best)
+        self._fence = Fence(run.fence)
+        self._log: StepLog | None = None
         self._began = time.perf_counter()
         self._tokens = 0
-        self._last = self._log.last if self._log else None  # a run may have been killed before it was concluded
 
     def keep(self, record: StepRecord, engine: Engine, *, is_last: bool) -> bool:
         """Log a step, save a checkpoint if the step is the last or a checkpoint is due, and return whether one was.
@@ -48,45 +66,90 @@ class Keeper:
         is_due = is_last or (record.step + 1) % self._config.run.checkpoint_every == 0
         if is_due:
             record = msgspec.structs.replace(record, state_digest=engine.compare().hex())
-        if self._log:
-            self._log.append(record)
-        self._last = record
+        if engine.extra:
+            self._recent = msgspec.msgpack.decode(engine.extra, type=Recent)
+        self._recent = self._recent.after(record)
+        held_out = math.inf if record.eval_loss is None else record.eval_loss
+        if is_due and held_out < (self._recent.best.eval_loss if self._recent.best else math.inf):  # false for NaN
+            self._recent = Recent(self._recent.records, Best(record.step + 1, held_out))
+        engine.extra = msgspec.msgpack.encode(self._recent)
         self._tokens += record.tokens
+        self._write_log()
         if is_due:
-            self._save(record, engine)
+            self._save(engine)
         return is_due
 
-    def conclude(self, engine: Engine) -> Result:
+    def save_before_end(self, engine: Engine) -> None:
+        """Save a checkpoint of a run that cannot go on, if this is rank 0 and has its whole state."""
+        if not self._config.run.zero and engine.step_number:
+            self._write_log()
+            self._save(engine)
+
+    def conclude(self, engine: Engine) -> None:
         """On rank 0: write the result of the run, and a sample of text from the model."""
-        if self._last is None or self._last.step + 1 != engine.step_number:
+        if self._members.rank != 0:
+            return
+        self._write_log()
+        if not is_saved(self._run.checkpoints, engine.step_number):  # the last rank 0 died before that
+            self._save(engine)
+        last = self._log.last if self._log else None
+        if last is None or last.step + 1 != engine.step_number:
             words = f"{self._run.steps} does not end with step {engine.step_number - 1}, which the checkpoint has"
             raise ConfigError(f"{words}: resume from an earlier checkpoint with --from-step")
         seconds = time.perf_counter() - self._began
         result = Result(
-            steps=self._last.step + 1,
-            loss=self._last.loss,
-            eval_loss=self._last.eval_loss,
+            steps=last.step + 1,
+            loss=last.loss,
+            eval_loss=last.eval_loss,
             digest=digest_weights(list(engine.model.state_dict().items())),
             tokens_per_s=self._tokens / seconds,
-            workers=self._last.workers,
+            workers=last.workers,
             seconds=seconds,
             unigram_entropy=self._corpus.unigram_entropy(),
         )
         try:
-            if self._corpus.is_bytes:
-                self._run.sample.write_bytes(self._write_text(engine))
-            self._run.write_result(result)
+            with self._entering() as may_write:
+                if may_write and self._corpus.is_bytes:
+                    self._run.sample.write_bytes(self._write_text(engine))
+                if may_write:
+                    self._run.write_result(result)
         except OSError as error:
             words = f"cannot write the result of the run to {self._run.path}: {error.strerror}"
             raise ConfigError(f"{words}; free some space, then conclude it with --resume {self._run.path}") from error
-        return result
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close_log()
+        self._fence.close()
+
+    @property
+    def _members(self) -> Exchange:
+        return self._exchange.group if isinstance(self._exchange, ElasticRun) else self._exchange
+
+    @property
+    def _epoch(self) -> int:
+        return self._exchange.group.epoch if isinstance(self._exchange, ElasticRun) else 0
+
+    def _close_log(self) -> None:
         if self._log:
             self._log.close()
+        self._log = None
+
+    def _write_log(self) -> None:
+        """On rank 0: add the steps that the log lacks."""
+        if self._members.rank != 0:
+            self._close_log()
+            return
+        with self._entering() as may_write:
+            if not may_write:  # this worker was given up, and will hear of it
+                self._close_log()
+                return
+            self._log = self._log or StepLog(self._run.steps)
+            for record in self._recent.records:
+                if self._log.last is None or record.step > self._log.last.step:
+                    self._log.append(record)
 
     def _write_text(self, engine: Engine) -> bytes:
         train, data = self._config.train, self._config.data
@@ -94,20 +157,27 @@ class Keeper:
         written = generate(engine.model, prompt, _SAMPLE_TOKENS, temperature=0.8, seed=train.seed, context=data.context)
         return bytes(prompt + written)
 
-    def _save(self, record: StepRecord, engine: Engine) -> None:
-        taken, held_out = record.step + 1, math.inf if record.eval_loss is None else record.eval_loss
-        if held_out < (self._best.eval_loss if self._best else math.inf):  # false for NaN
-            self._best = Best(taken, held_out)
-        folder, is_first = self._run.checkpoints, self._exchange.rank == 0
+    def _save(self, engine: Engine) -> None:
+        folder, is_first = self._run.checkpoints, self._members.rank == 0
+        best = self._recent.best
         if self._config.run.zero:
-            assert isinstance(self._exchange, Group), "the config refuses zero with a gradient server"
-            state = engine.state()
-            files = {"model": state["model"]} if is_first else {}
-            save_together(folder, Checkpoint(taken, files, self._facts()), state["optimizer"], self._exchange)
+            engine.together(lambda: self._save_shards(engine))
         elif is_first:
-            save(folder, Checkpoint(taken, engine.state(), self._facts()))
+            save(folder, Checkpoint(engine.step_number, engine.state(), self._facts()), self._entering)
         if is_first:
-            prune(folder, self._config.run.keep, self._best.step if self._best else None)
+            with self._entering() as may_write:
+                if may_write:
+                    prune(folder, self._config.run.keep, best.step if best else None)
+
+    def _save_shards(self, engine: Engine) -> None:
+        assert isinstance(self._members, Group), "the config refuses zero with a gradient server"
+        state = engine.state()
+        files = {"model": state["model"]} if self._members.rank == 0 else {}
+        checkpoint = Checkpoint(engine.step_number, files, self._facts())
+        save_together(self._run.checkpoints, checkpoint, state["optimizer"], self._members, mark=f"{self._epoch}")
+
+    def _entering(self) -> AbstractContextManager[bool]:
+        return self._fence.enter(self._epoch)
 
     def _facts(self) -> dict[str, object]:
         facts = RunFacts(
@@ -115,6 +185,6 @@ class Keeper:
             is_bytes=self._corpus.is_bytes,
             vocabulary=self._corpus.vocabulary,
             model=self._config.model,
-            best=self._best,
+            best=self._recent.best,
         )
         return cast("dict[str, object]", msgspec.to_builtins(facts))  # which is what a struct becomes

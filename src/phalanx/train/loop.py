@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.buffers import even_part
-from phalanx.errors import ConfigError, Halted, RemoteError, WeightsDiverged
-from phalanx.parallel import Engine, Exchange, Leaf
+from phalanx.errors import ConfigError, ConnectError, Halted, RemoteError, WeightsDiverged
+from phalanx.group import ElasticRun
+from phalanx.parallel import Engine, Exchange, Leaf, Report
 from phalanx.train.checkpoint import Checkpoint
 from phalanx.train.config import Config, Device
 from phalanx.train.data import Corpus
@@ -84,12 +85,12 @@ class Trainer:
         self,
         config: Config,
         corpus: Corpus,
-        exchange: Exchange,
+        exchange: Exchange | ElasticRun,
         device: torch.device,
         start: Checkpoint | None = None,
     ) -> None:
         self._config = config
-        self.exchange = exchange
+        self._exchange = exchange
         model = make_model(config, corpus.vocabulary, device)
         self.lanes = LaneBatches(config, corpus, device)
         self.engine = Engine(
@@ -106,13 +107,30 @@ class Trainer:
         if start:
             self.engine.load_state(start.files, start.step)
 
-    def run(self, keeper: Keeper, wants_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Take the remaining steps, and return whether all were taken before somebody asked to stop."""
+    @property
+    def exchange(self) -> Exchange:
+        """The ranks that train together now."""
+        return self._exchange.group if isinstance(self._exchange, ElasticRun) else self._exchange
+
+    def run(
+        self,
+        keeper: Keeper,
+        wants_stop: Callable[[], bool] = lambda: False,
+        wants_leave: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Take the remaining steps, and return whether the run came to its end.
+
+        That is so when all steps were taken, or somebody asked all to stop. If this worker ``wants_leave``, the others
+        go on without it.
+        """
         saved = self.engine.step_number  # a run that resumes begins at a checkpoint
+        is_last = self.engine.step_number == self._config.train.steps
         try:
-            for record, is_last in self._steps(wants_stop):
+            for record, is_last in self._steps(wants_stop, wants_leave):
                 if keeper.keep(record, self.engine, is_last=is_last):
                     saved = self.engine.step_number
+            if is_last:
+                self.engine.together(lambda: keeper.conclude(self.engine))
         except WeightsDiverged as error:
             raise _name_checkpoint(error, saved) from error
         except ConfigError as error:  # for example a full disk: the others cannot continue without this rank
@@ -120,44 +138,55 @@ class Trainer:
             with suppress(Halted):  # all ranks have halted already
                 self.exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self.exchange.rank))
             raise
+        except (ConnectError, Halted) as error:
+            if type(error) in (ConnectError, Halted):  # the coordinator stays away, or too few workers are left
+                keeper.save_before_end(self.engine)
+            raise
         finally:
             self.engine.close()
-        return self.engine.step_number == self._config.train.steps
+        return is_last
 
-    def _steps(self, wants_stop: Callable[[], bool]) -> Iterator[tuple[StepRecord, bool]]:
+    def _steps(
+        self, wants_stop: Callable[[], bool], wants_leave: Callable[[], bool]
+    ) -> Iterator[tuple[StepRecord, bool]]:
         """Yield the record of each step, and whether it was the last."""
-        train = self._config.train
-        for step in range(self.engine.step_number, train.steps):
+        train, lanes = self._config.train, self.lanes
+        self._set_rate(self.engine.step_number)
+        began = time.perf_counter()
+        for report in self.engine.train(
+            lanes.batches, train.steps, samples=lanes.samples, wants_stop=wants_stop, wants_leave=wants_leave
+        ):
+            is_last = report.wants_stop or report.step + 1 == train.steps
+            yield self._record(report, time.perf_counter() - began, is_last=is_last), is_last
+            self._set_rate(self.engine.step_number)
             began = time.perf_counter()
-            rate = learning_rate(step, peak=train.lr, least=train.min_lr, warmup=train.warmup, steps=train.steps)
-            for group in self.engine.optimizer.param_groups:
-                group["lr"] = rate
-            report = self.engine.step(
-                lambda lane: self.lanes.batches(step, lane),  # noqa: B023 - called within this step
-                lambda lane: self.lanes.samples(step, lane),  # noqa: B023
-                wants_stop=wants_stop(),
-            )
-            is_last = report.wants_stop or step + 1 == train.steps
-            is_due = is_last or (step + 1) % train.eval_every == 0
-            seconds = time.perf_counter() - began
-            record = StepRecord(
-                step=step,
-                loss=report.loss,
-                loss_bits=float_bits(report.loss),
-                norm=report.norm,
-                lr=rate,
-                digest=report.digest.hex(),
-                tokens=train.batch * self._config.data.context,
-                workers=self.exchange.size,
-                compute_s=report.compute_s,
-                exchange_s=report.exchange_s,
-                wait_s=report.wait_s,
-                seconds=seconds,
-                eval_loss=self.engine.evaluate(self.lanes.held_out) if is_due else None,
-            )
-            yield record, is_last
-            if is_last:
-                return
+
+    def _record(self, report: Report, seconds: float, *, is_last: bool) -> StepRecord:
+        train = self._config.train
+        is_due = is_last or (report.step + 1) % train.eval_every == 0
+        return StepRecord(
+            step=report.step,
+            loss=report.loss,
+            loss_bits=float_bits(report.loss),
+            norm=report.norm,
+            lr=self._rate(report.step),
+            digest=report.digest.hex(),
+            tokens=train.batch * self._config.data.context,
+            workers=self.exchange.size,
+            compute_s=report.compute_s,
+            exchange_s=report.exchange_s,
+            wait_s=report.wait_s,
+            seconds=seconds,
+            eval_loss=self.engine.evaluate(self.lanes.held_out) if is_due else None,
+        )
+
+    def _rate(self, step: int) -> float:
+        train = self._config.train
+        return learning_rate(step, peak=train.lr, least=train.min_lr, warmup=train.warmup, steps=train.steps)
+
+    def _set_rate(self, step: int) -> None:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self._rate(step)
 
     def _make_optimizer(self, leaves: list[Leaf]) -> torch.optim.Optimizer:
         """Return AdamW with weight decay for matrices but not for the weights of norms."""

@@ -88,6 +88,21 @@ class RunDir:
         return self.path / "result.json"
 
     @property
+    def fence(self) -> Path:
+        """The file that says which epoch's worker may write; see ``Fence``."""
+        return self.path / ".keeper"
+
+    @property
+    def journal(self) -> Path:
+        """The journal of the coordinator."""
+        return self.path / "journal"
+
+    @property
+    def coordinator_log(self) -> Path:
+        """What the coordinator has logged."""
+        return self.path / "coordinator.log"
+
+    @property
     def halts(self) -> Path:
         """The folder of bundles, from which a lane that halted the run can be computed again."""
         return self.path / "halts"

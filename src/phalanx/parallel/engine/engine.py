@@ -129,18 +129,20 @@ class Engine:
         samples: Samples = lambda _: (),
         *,
         wants_stop: bool = False,
+        wants_leave: bool = False,
     ) -> Report:
         """Take one step: compute this rank's lanes, and update the weights if the step counts on all ranks.
 
         ``samples`` returns the numbers of a lane's samples, for errors. If a gradient is not finite or weights differ,
-        all ranks raise the same error and leave the weights as they were. ``wants_stop`` is reported to all ranks.
+        all ranks raise the same error and leave the weights as they were. ``wants_stop`` is reported to all ranks;
+        that all of them have ``wants_leave`` is reported as ``wants_stop`` too.
         """
         began_at = self.step_number
 
         def take() -> Report:
             if self._replica.report and self.step_number > began_at:  # the others took it without this rank
                 return self._replica.report
-            return self._step(batches, samples, wants_stop=wants_stop)
+            return self._step(batches, samples, wants_stop=wants_stop, wants_leave=wants_leave)
 
         return self._until_done(take)
 
@@ -151,9 +153,11 @@ class Engine:
         *,
         samples: Callable[[int, int], tuple[int, ...]] = lambda _, __: (),
         wants_stop: Callable[[], bool] = lambda: False,
+        wants_leave: Callable[[], bool] = lambda: False,
     ) -> Iterator[Report]:
         """Take steps until ``steps`` are taken or a rank wants to stop, and yield the report of each.
 
+        If this rank ``wants_leave``, its present step is its last, and the others go on without it.
         ``batches`` and ``samples`` are given the step and the lane. A member that comes to an elastic run in the middle
         begins with the report of the last step, so that all members do the same behind each step.
         """
@@ -162,11 +166,15 @@ class Engine:
             if self._replica.report:
                 yield self._replica.report
         while self.step_number < steps and not (self._replica.report and self._replica.report.wants_stop):
+            is_leaving = wants_leave()
             yield self.step(
                 lambda lane: batches(self.step_number, lane),
                 lambda lane: samples(self.step_number, lane),
                 wants_stop=wants_stop(),
+                wants_leave=is_leaving,
             )
+            if is_leaving:
+                return
 
     def evaluate(self, batches: Batches) -> float:
         """Return the mean loss over all lanes in eval mode, with the same bits for any number of ranks."""
@@ -179,6 +187,18 @@ class Engine:
         one rank has the optimizer state of a leaf, so the state is in the digest but cannot be compared.
         """
         return self._until_done(lambda: self._progress.find(self._guard.compare))
+
+    def together(self, act: Callable[[], None]) -> None:
+        """Do something that only one rank may do in effect, such as writing a file, and return when it is done.
+
+        All ranks call this. If a member of an elastic run is lost meanwhile, the others do it again.
+        """
+
+        def do() -> float:
+            act()
+            return float(self._exchange.members.all_reduce(np.zeros(1))[0])
+
+        self._until_done(lambda: self._progress.find(do))
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return the weights and buffers, and this rank's optimizer state, by name, for a checkpoint.
@@ -201,7 +221,7 @@ class Engine:
     def _until_done(self, act: Callable[[], Result]) -> Result:
         return self._member.until_done(act) if self._member else act()
 
-    def _step(self, batches: Batches, samples: Samples, *, wants_stop: bool) -> Report:
+    def _step(self, batches: Batches, samples: Samples, *, wants_stop: bool, wants_leave: bool) -> Report:
         members, reducer, values = self._exchange.members, self._exchange.reducer, self._exchange.values
         clock = StepClock(lambda: members.waited_s)
         if self._is_paranoid:
@@ -210,7 +230,7 @@ class Engine:
             self._compute(batches)
             digest = join(self._replica.fingerprint())  # of what the step began with, while gradients travel
             values.set_digest(members.rank, digest)
-            values.stops[:] = wants_stop
+            values.stops[:], values.leaves[:] = wants_stop, wants_leave
             clock.end_computing()
             norm = reducer.finish().norm
         loss = values.loss(reducer.counts)
@@ -222,7 +242,7 @@ class Engine:
         clock.end_waiting()
         with self._guard.telling():
             self._apply()
-        report = Report(self.step_number, loss, norm, digest, bool(values.stops[0]), *clock.read())
+        report = Report(self.step_number, loss, norm, digest, values.is_last_step, *clock.read())
         self._replica.report = report
         self._replica.step += 1
         self._progress.clear()

@@ -11,20 +11,21 @@ from phalanx.buffers import Array
 class StepValues:
     """The engine's section of the summary's row, as views.
 
-    ``totals`` has the loss of each lane, ``integers`` the integer buffers of lane 0, ``stops`` the number of ranks that
-    want to stop, and ``digests`` the digest of each rank in 32-bit words.
+    ``totals`` has the loss of each lane, ``integers`` the integer buffers of lane 0, and ``digests`` the digest of each
+    rank in 32-bit words. ``stops`` is the number of ranks that want all to stop, and ``leaves`` the number of those
+    that want to leave.
     """
 
     def __init__(self, row: Array, lanes: int, size: int) -> None:
-        ends = np.cumsum([0, lanes, 1, 2 * size])
-        views = [row[start:stop] for start, stop in itertools.pairwise(ends)]
-        self.totals, self.stops, self.digests = views[0], views[1], views[2].reshape(size, 2)
+        ends = np.cumsum([0, lanes, 1, 1, 2 * size])
+        self.totals, self.stops, self.leaves, digests = (row[start:stop] for start, stop in itertools.pairwise(ends))
+        self.digests = digests.reshape(size, 2)
         self.integers = row[ends[-1] :]
 
     @staticmethod
     def length(lanes: int, size: int, integers: int) -> int:
         """Return how many values the section has."""
-        return lanes + 1 + 2 * size + integers
+        return lanes + 2 + 2 * size + integers
 
     def set_digest(self, rank: int, digest: bytes) -> None:
         """Set the digest of ``rank``."""
@@ -36,6 +37,11 @@ class StepValues:
             return math.nan
         total = math.fsum(counts)
         return math.fsum(self.totals) / total if total else math.nan
+
+    @property
+    def is_last_step(self) -> bool:
+        """Whether a rank wants all to stop, or all of them want to leave."""
+        return bool(self.stops[0] or self.leaves[0] == len(self.digests))
 
     @property
     def has_one_digest(self) -> bool:

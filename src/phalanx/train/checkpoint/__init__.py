@@ -6,6 +6,7 @@ from phalanx.train.checkpoint.merge import merge_shards
 from phalanx.train.checkpoint.store import (
     Checkpoint,
     cut,
+    is_saved,
     list_checkpoints,
     load,
     load_for_resume,
@@ -24,6 +25,7 @@ __all__ = [
     "RunFacts",
     "cut",
     "describe_checkpoint",
+    "is_saved",
     "list_checkpoints",
     "load",
     "load_for_resume",

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,47 @@ Sources = Mapping[str, torch.Tensor | JoinedTensor]
 Facts = Mapping[str, Any]  # Any: what JSON can hold has no better type
 
 
-def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts) -> Path:
+Entering = Callable[[], AbstractContextManager[bool]]
+"""Keeps others from changing a folder during a block, and yields whether this process may change it."""
+
+
+def always() -> AbstractContextManager[bool]:
+    """Let this process change a folder: nobody else does."""
+    return nullcontext(True)
+
+
+def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts, entering: Entering = always) -> Path:
     """Write a checkpoint to the disk and return its directory. If that fails, nothing of it stays."""
-    draft = Draft(folder, step)
+    draft = Draft(folder, step, f"{os.getpid()}")
+    may_write = True
     try:
-        draft.begin()
-        draft.finish(draft.write(files, facts))
+        with entering() as may_write:
+            if may_write:
+                draft.begin()
+        entries = draft.write(files, facts) if may_write else {}
+        with entering() as may_write:
+            if may_write:
+                draft.finish(entries)
     except OSError as error:
-        raise draft.refusal(error) from error
+        with entering() as may_write:  # another worker may have taken over, and removed the draft
+            if may_write:
+                raise draft.refusal(error) from error
     finally:
         draft.discard()
     return draft.target
 
 
 class Draft:
-    """An unfinished checkpoint in the directory ``path``, which ``finish`` renames to ``target``."""
+    """An unfinished checkpoint in the directory ``path``, which ``finish`` renames to ``target``.
 
-    def __init__(self, folder: Path, step: int) -> None:
+    ``mark`` is what its temporary name has that no draft of other processes has.
+    """
+
+    def __init__(self, folder: Path, step: int, mark: str) -> None:
         self.folder = folder
         self.step = step
         self.target = folder / f"step-{step:08}"
-        self.path = folder / f".{self.target.name}.new"
+        self.path = folder / f".{self.target.name}{mark and '.'}{mark}.new"
 
     def begin(self) -> None:
         """Make the directory, and remove what killed processes have left behind."""

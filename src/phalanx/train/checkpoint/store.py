@@ -12,7 +12,7 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.train.checkpoint.contents import RunFacts, parse_facts
-from phalanx.train.checkpoint.draft import remove, write
+from phalanx.train.checkpoint.draft import Entering, always, remove, write
 from phalanx.train.checkpoint.reader import Content, read
 from phalanx.train.checkpoint.shard_files import unite
 from phalanx.train.config import ModelConfig
@@ -37,13 +37,19 @@ class Checkpoint:
             raise ConfigError(f"the facts of a checkpoint must be equal after a round trip through JSON: {self.facts}")
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, entering: Entering = always) -> Path:
     """Write the checkpoint to the disk; return its directory.
 
     The files are written under a temporary name beside it, which is renamed at the end. If that fails, nothing stays.
-    A complete checkpoint of the same step with the same tensors is kept as it is; any other is replaced.
+    A complete checkpoint of the same step with the same tensors is kept as it is; any other is replaced. All that
+    others could notice happens within ``entering()``. If that yields False, nothing is saved.
     """
-    return write(folder, checkpoint.step, checkpoint.files, checkpoint.facts)
+    return write(folder, checkpoint.step, checkpoint.files, checkpoint.facts, entering)
+
+
+def is_saved(folder: Path, step: int) -> bool:
+    """Return whether there is a checkpoint of a step."""
+    return step in _find(folder)
 
 
 def load(path: Path) -> Checkpoint:

@@ -43,16 +43,18 @@ def save_together(
     group: SavingGroup,
     *,
     name: str = "optimizer",
+    mark: str = "",
 ) -> Path:
     """Write a checkpoint whose set ``name`` is in shards, one for each rank, and return its directory.
 
     All ranks call this. Rank 0 also writes the files and facts of its ``checkpoint``; those of other ranks are
     ignored. The checkpoint is complete when this returns. If a rank cannot write, all ranks raise ConfigError and
-    nothing stays. A rank that dies may leave a draft, which the next call removes.
+    nothing stays. A rank that dies may leave a draft, which the next call removes. If ranks of an earlier epoch could
+    still be writing, ``mark`` must be one that they do not have: it is a part of the draft's name.
     """
     if group.size == 1:
         return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
-    draft = Draft(folder, checkpoint.step)
+    draft = Draft(folder, checkpoint.step, mark)
     shard_files = [ShardFile(name, rank, group.size) for rank in range(group.size)]
     entries: dict[str, FileDigest] = {}
 

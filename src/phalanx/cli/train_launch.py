@@ -1,0 +1,144 @@
+"""Starts the workers of ``phalanx train``, and keeps them going."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from phalanx.errors import ConfigError, PhalanxError
+from phalanx.gradient_server import GradientServer
+from phalanx.group import Over
+from phalanx.launch import local
+from phalanx.launch.coordinator_process import CoordinatorProcess
+from phalanx.launch.env import LOOPBACK, Launch
+from phalanx.train import log
+from phalanx.train.config import Config, Transport
+from phalanx.train.config_text import format_config
+from phalanx.train.data import Corpus
+from phalanx.train.rundir import RunDir
+from phalanx.transport import Credentials, format_address, make_token
+from phalanx.wire import Address
+
+_GRACE_S = 120.0  # for the current step and a checkpoint
+_STAR_S = 600.0  # how long workers wait for each other
+_MOST_LOSSES = 3  # of all workers at once, without a checkpoint between
+
+Times = tuple[float | None, float | None]
+
+
+def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times: Times) -> int:
+    """Train with workers of this machine, and return the exit status. ``start`` is the checkpoint to begin with."""
+    credentials = Credentials(make_token().encode())
+    run.fence.unlink(missing_ok=True)  # epochs are counted from 1 again
+    program = local.Program(
+        name="phalanx.cli.train_worker",
+        is_module=True,
+        workers=config.run.workers,
+        over=Over.TCP if config.run.transport is Transport.TCP else Over.AUTO,
+        patience_s=times[0],
+        stall_s=times[1],
+        grace_s=_GRACE_S,
+        stop_signal=signal.SIGUSR1,  # the STOP_SIGNAL of workers
+        has_ranks=config.run.transport is not Transport.STAR,
+    )
+    if config.run.zero or config.run.transport is Transport.STAR:
+        with _star(config, credentials) as star:
+            arguments = *_arguments(run, start), *star
+            return local.run(replace(program, arguments=arguments), credentials)
+    losses, last = 0, start
+    while True:
+        outcome = _launch_elastic(run, config, program, start, credentials)
+        if not outcome.is_lost:
+            return outcome.status
+        start = _fall_back(run, config, corpus)
+        losses = losses + 1 if start == last else 0
+        last = start
+        if losses >= _MOST_LOSSES:
+            words = f"all workers were lost {losses + 1} times, and no checkpoint was saved between"
+            raise ConfigError(f"{words}: look at why they die, then continue with --resume {run.path}")
+        where = f"the checkpoint of step {start}" if start else "the beginning"
+        print(f"phalanx: all workers were lost at once: the run goes on from {where}", file=sys.stderr)
+
+
+def rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -> int:
+    """Return the step to resume at, after removing everything later. A run that cannot resume stays unchanged."""
+    from phalanx.train import checkpoint  # noqa: PLC0415 - it imports torch, which takes seconds
+
+    found = checkpoint.load_for_resume(run.checkpoints, from_step, config.model)
+    if found.facts["corpus"] != corpus.fingerprint():
+        raise ConfigError(f"{corpus.name} is not the text that this run was trained on: restore that text to resume")
+    is_concluded = run.result.exists()  # else it was killed after its last step, and only its result is missing
+    if found.step > config.train.steps or (found.step == config.train.steps and is_concluded):
+        raise ConfigError(f"this run is complete: its {found.step} steps are taken; pass more --steps to continue")
+    log.read_steps(run.steps)  # a damaged log is refused before anything is changed
+    run.change_config(format_config(config))
+    log.cut(run.steps, found.step)
+    checkpoint.cut(run.checkpoints, found.step)
+    run.result.unlink(missing_ok=True)
+    return found.step
+
+
+def _launch_elastic(
+    run: RunDir, config: Config, program: local.Program, start: int | None, credentials: Credentials
+) -> local.Outcome:
+    run.journal.unlink(missing_ok=True)
+    options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{config.run.workers}"]
+    options += ["--journal", str(run.journal)]
+    options += [] if program.patience_s is None else ["--patience", f"{program.patience_s}"]
+    options += [] if program.stall_s is None else ["--stall", f"{program.stall_s}"]
+    with CoordinatorProcess(Address(LOOPBACK, 0), options, credentials, run.coordinator_log) as coordinator:
+        member = Launch(
+            rank=None,
+            size=None,
+            job="",
+            coordinator=(coordinator.address,),
+            over=program.over,
+            credentials=credentials,
+        )
+        return local.supervise(
+            replace(program, arguments=_arguments(run, start)),
+            [member] * program.workers,
+            replace(program, arguments=(*_arguments(run, None), "--replacement")),
+            lambda: len(log.read_steps(run.steps)) if run.steps.exists() else 0,
+        )
+
+
+def _fall_back(run: RunDir, config: Config, corpus: Corpus) -> int | None:
+    """Return the step of the last checkpoint, or None if there is none, after removing everything later."""
+    run.fence.unlink(missing_ok=True)
+    if any(run.checkpoints.glob("step-*")):
+        return rewind(run, config, corpus, None)
+    if run.steps.exists():
+        log.cut(run.steps, 0)
+    return None
+
+
+def _arguments(run: RunDir, start: int | None) -> tuple[str, ...]:
+    return (str(run.path), *([] if start is None else ["--from-step", str(start)]))
+
+
+@contextmanager
+def _star(config: Config, credentials: Credentials) -> Iterator[list[str]]:
+    """Run a gradient server if the config wants one, and yield the workers' arguments for it."""
+    if config.run.transport is not Transport.STAR:
+        yield []
+        return
+    with GradientServer(
+        workers=config.run.workers, lanes=config.train.lanes, credentials=credentials, timeout_s=_STAR_S
+    ) as server:
+
+        def serve() -> None:
+            with suppress(PhalanxError):  # workers report their own errors
+                server.wait_for_workers(_GRACE_S)
+                while True:
+                    server.exchange_next()
+
+        thread = threading.Thread(target=serve, name="phalanx-star")
+        thread.start()
+        try:
+            yield ["--star", format_address(server.address)]
+        finally:
+            server.close()
+            thread.join()
