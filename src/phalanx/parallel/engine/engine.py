@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,15 @@ from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.engine.step_exchange import StepExchange
-from phalanx.parallel.optimizer import Leaf, Leaves, Weights
+from phalanx.parallel.optimizer import (
+    GroupSettings,
+    Leaves,
+    MakeOptimizer,
+    Schedule,
+    ScheduledRates,
+    Weights,
+    choose_optimizer,
+)
 from phalanx.parallel.reduction import Exchange, clip_factor, refuse_synced_norms
 
 Result = TypeVar("Result")
@@ -30,11 +38,15 @@ Result = TypeVar("Result")
 class Engine:
     """Trains a model in exact lanes. All ranks commit a step, or none does.
 
-    ``make_optimizer`` gets the leaves to update, which are blocks of the parameters, and returns an element-wise
-    optimizer of ``torch.optim`` over them. ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets``
-    lists the names of the parameters of each bucket, in any order; by default they are filled by size. With ``zero``
-    every rank gets only the leaves of its own shard and keeps only their state. The weights have the same bits.
-    ``paranoid`` checks in every step that no bit of optimizer state or gradients was changed by a fault of a machine.
+    ``optimizer`` is an element-wise class of ``torch.optim``, which gets the further ``settings``. ``groups`` gets the
+    name of a parameter and the parameter, and returns the settings in which it differs. Instead of a class,
+    ``optimizer`` may be a function that gets the leaves to update, which are blocks of the parameters, and returns an
+    optimizer over them. ``schedule`` returns for a step the factor by which all learning rates are multiplied in it.
+
+    ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets`` lists the names of the parameters of each
+    bucket, in any order; by default they are filled by size. With ``zero`` every rank gets only the leaves of its own
+    shard and keeps only their state. The weights have the same bits. ``paranoid`` checks in every step that no bit of
+    optimizer state or gradients was changed by a fault of a machine.
 
     Over an ``ElasticRun`` the engine outlives the other members. If one is lost, the others compute its lanes and take
     the step with the bits that it would have had anyway. A newcomer gets the state from the members, not from its own
@@ -45,15 +57,19 @@ class Engine:
         self,
         model: torch.nn.Module,
         loss: Loss,
-        make_optimizer: Callable[[list[Leaf]], torch.optim.Optimizer],
+        optimizer: type[torch.optim.Optimizer] | MakeOptimizer,
         exchange: Exchange | ElasticRun,
         *,
+        groups: GroupSettings | None = None,
+        schedule: Schedule | None = None,
         seed: int = 0,
         clip: float = 0.0,
         buckets: Sequence[Sequence[str]] | None = None,
         zero: bool = False,
         paranoid: bool = False,
+        **settings: Any,  # what the optimizer takes
     ) -> None:
+        make_optimizer = choose_optimizer(optimizer, settings, groups)
         members = exchange.group if isinstance(exchange, ElasticRun) else exchange
         self._run = exchange if isinstance(exchange, ElasticRun) else None
         self._clip = clip
@@ -75,6 +91,7 @@ class Engine:
         leaves = Leaves(parameters, layout, set(ownership.of(members.rank)) if ownership else None)
         shard = (members.rank, members.size) if ownership else (0, 1)
         self._replica = Replica(model, leaves, make_optimizer, shard)
+        self._rates = ScheduledRates(self._replica.optimizer, schedule) if schedule else None
         self._exchange = StepExchange(
             members,
             layout,
@@ -207,6 +224,8 @@ class Engine:
         if self._is_paranoid:
             self._guard.compare()
         with self._guard.telling():
+            if self._rates:
+                self._rates.set(self.step_number)
             self._compute(batches)
             digest = join(self._replica.fingerprint())  # of what the step began with, while gradients travel
             values.set_digest(members.rank, digest)
