@@ -14,6 +14,7 @@ from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
 from phalanx.parallel.engine.clock import StepClock
 from phalanx.parallel.engine.digest import join
 from phalanx.parallel.engine.elastic_member import ElasticMember
+from phalanx.parallel.engine.extra import encode_extra
 from phalanx.parallel.engine.guard import Guard, Samples
 from phalanx.parallel.engine.lane_run import Batch, Batches, LaneRun, Loss
 from phalanx.parallel.engine.preparation import begin_alike, lanes_of, lay_out_model, list_trained, share_out
@@ -132,13 +133,17 @@ class Engine:
         self._replica.step = step
 
     @property
-    def extra(self) -> bytes:
-        """Small state of your own, which newcomers to an elastic run get too."""
+    def extra(self) -> dict[str, Any]:  # Any: plain values and arrays
+        """Small state of your own, which newcomers to an elastic run get: plain values, and arrays of numpy or torch.
+
+        It must be the same on all ranks behind the same step.
+        """
         return self._replica.extra
 
     @extra.setter
-    def extra(self, extra: bytes) -> None:
-        self._replica.extra = extra
+    def extra(self, extra: Mapping[str, Any]) -> None:
+        encode_extra(extra)  # refuses what cannot be kept
+        self._replica.extra = dict(extra)
 
     def step(
         self,
@@ -230,6 +235,7 @@ class Engine:
             digest = join(self._replica.fingerprint())  # of what the step began with, while gradients travel
             values.set_digest(members.rank, digest)
             values.stops[:] = wants_stop
+            extra = encode_extra(self.extra)
             clock.end_computing()
             norm = reducer.finish().norm
         loss = values.loss(reducer.counts)
@@ -242,8 +248,7 @@ class Engine:
         with self._guard.telling():
             self._apply()
         report = Report(self.step_number, loss, norm, digest, bool(values.stops[0]), *clock.read())
-        self._replica.report = report
-        self._replica.step += 1
+        self._replica.conclude(report, extra)
         self._progress.clear()
         return report
 
