@@ -1,6 +1,6 @@
 """What an optimizer updates and keeps: leaves, labelled state, and weights that other ranks read."""
 
-from phalanx.parallel.optimizer.labels import Label, locate, parse_label
+from phalanx.checkpoint import Label, locate, parse_label
 from phalanx.parallel.optimizer.leaf import Leaf, Leaves, check_taken
 from phalanx.parallel.optimizer.settings import (
     GroupSettings,
