@@ -119,6 +119,8 @@ class Workers:
                     say("report", report.step, (report.loss.hex(), report.norm.hex(), report.digest.hex()))
                     if report.step % 3 == 2:
                         say("evaluation", report.step, engine.evaluate(batches_of(_EVALUATED)).hex())
+                    engine.extra["taken"] = engine.extra.get("taken", 0) + 1
+                    say("extra", report.step, engine.extra["taken"])
                     say("epoch", report.step, (run.group.epoch, run.group.rank, run.group.size))
                 say("end", engine.step_number, digest_of(engine))
         except Exception as error:  # noqa: BLE001 - the test looks at it
@@ -169,7 +171,7 @@ def story_of(heard):
     """What workers found in each step, which must be the same for all, and the digests that they ended with."""
     found = {}
     for _, what, step, value in heard:
-        if what in ("report", "evaluation", "end"):
+        if what in ("report", "evaluation", "extra", "end"):
             assert found.setdefault((what, step), value) == value, (what, step)
     assert not [said for said in heard if said[1] == "error"]
     return found

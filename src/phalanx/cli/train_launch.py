@@ -11,8 +11,8 @@ from phalanx.errors import ConfigError, PhalanxError
 from phalanx.gradient_server import GradientServer
 from phalanx.group import Over
 from phalanx.launch import local
-from phalanx.launch.coordinator_process import CoordinatorProcess
 from phalanx.launch.env import LOOPBACK, Launch
+from phalanx.launch.running_coordinator import RunningCoordinator
 from phalanx.train import log
 from phalanx.train.config import Config, Transport
 from phalanx.train.config_text import format_config
@@ -49,9 +49,9 @@ def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times
             return local.run(replace(program, arguments=arguments), credentials)
     losses, last = 0, start
     while True:
-        outcome = _launch_elastic(run, config, program, start, credentials)
-        if not outcome.is_lost:
-            return outcome.status
+        ending = _launch_elastic(run, config, program, start, credentials)
+        if not ending.is_lost:
+            return ending.status
         start = _fall_back(run, config, corpus)
         losses = losses + 1 if start == last else 0
         last = start
@@ -82,13 +82,13 @@ def rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -
 
 def _launch_elastic(
     run: RunDir, config: Config, program: local.Program, start: int | None, credentials: Credentials
-) -> local.Outcome:
+) -> local.Ending:
     run.journal.unlink(missing_ok=True)
     options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{config.run.workers}"]
     options += ["--journal", str(run.journal)]
     options += [] if program.patience_s is None else ["--patience", f"{program.patience_s}"]
     options += [] if program.stall_s is None else ["--stall", f"{program.stall_s}"]
-    with CoordinatorProcess(Address(LOOPBACK, 0), options, credentials, run.coordinator_log) as coordinator:
+    with RunningCoordinator(Address(LOOPBACK, 0), options, credentials, run.coordinator_log) as coordinator:
         member = Launch(
             rank=None,
             size=None,

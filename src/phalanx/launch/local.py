@@ -109,7 +109,7 @@ def start(program: Program, launches: Sequence[Launch]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Ending:
     """The exit status of a run; ``is_lost`` says that its state died with the last of its workers."""
 
     status: int
@@ -118,7 +118,7 @@ class Outcome:
 
 def supervise(
     program: Program, launches: Sequence[Launch], replacement: Program, count_steps: Callable[[], int]
-) -> Outcome:
+) -> Ending:
     """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``."""
     supervision = Supervision(len(launches))
     crew = partial(
@@ -128,13 +128,13 @@ def supervise(
         replacement=replacement.command,
         count_steps=count_steps,
     )
-    outcome = _run(program, launches, crew)
+    ending = _run(program, launches, crew)
     if supervision.reason:
         sys.stderr.write(f"phalanx: {supervision.reason}\n")
-    return outcome
+    return ending
 
 
-def _run(program: Program, launches: Sequence[Launch], make_crew: Callable[..., Crew]) -> Outcome:
+def _run(program: Program, launches: Sequence[Launch], make_crew: Callable[..., Crew]) -> Ending:
     stopping = Stopping(program.grace_s, program.stop_signal)
     stall_s = Terms.exactly(None, stall_s=program.stall_s).stall_s
     with Signals() as signals, make_crew(stopping=stopping, stall_s=stall_s) as crew:
@@ -143,13 +143,13 @@ def _run(program: Program, launches: Sequence[Launch], make_crew: Callable[..., 
                 crew.start(launch, program.command)
             crew.work(signals)
         except BrokenPipeError:  # nobody reads our output any longer
-            return Outcome(128 + signal.SIGPIPE)
+            return Ending(128 + signal.SIGPIPE)
     if signals.received:
-        return Outcome(128 + signals.received[0])
+        return Ending(128 + signals.received[0])
     if crew.is_lost:
-        return Outcome(1, is_lost=True)
+        return Ending(1, is_lost=True)
     verdict = judge(crew.final_ends)
     if verdict is None:
-        return Outcome(0)
+        return Ending(0)
     sys.stderr.write(f"\n{verdict}")
-    return Outcome(verdict.witness.status)
+    return Ending(verdict.witness.status)

@@ -24,6 +24,7 @@ from phalanx.train.rundir import RunDir
 
 _SAMPLE_TOKENS = 160
 _PROMPT = b"def "
+_EXTRA = "recent"
 _RECENT = 8  # rank 0 writes each step before the next one can be committed
 
 
@@ -66,13 +67,13 @@ class Keeper:
         is_due = is_last or (record.step + 1) % self._config.run.checkpoint_every == 0
         if is_due:
             record = msgspec.structs.replace(record, state_digest=engine.compare().hex())
-        if engine.extra:
-            self._recent = msgspec.msgpack.decode(engine.extra, type=Recent)
+        if known := engine.extra.get(_EXTRA):
+            self._recent = msgspec.msgpack.decode(known, type=Recent)
         self._recent = self._recent.after(record)
         held_out = math.inf if record.eval_loss is None else record.eval_loss
         if is_due and held_out < (self._recent.best.eval_loss if self._recent.best else math.inf):  # false for NaN
             self._recent = Recent(self._recent.records, Best(record.step + 1, held_out))
-        engine.extra = msgspec.msgpack.encode(self._recent)
+        engine.extra[_EXTRA] = msgspec.msgpack.encode(self._recent)
         self._tokens += record.tokens
         self._write_log()
         if is_due:

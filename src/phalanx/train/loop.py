@@ -102,6 +102,7 @@ class Trainer:
             clip=config.train.clip,
             buckets=[part.names for part in list_parts(model)],
             zero=config.run.zero,
+            schedule=self._rate,
             paranoid=config.run.paranoid,
         )
         if start:
@@ -151,14 +152,12 @@ class Trainer:
     ) -> Iterator[tuple[StepRecord, bool]]:
         """Yield the record of each step, and whether it was the last."""
         train, lanes = self._config.train, self.lanes
-        self._set_rate(self.engine.step_number)
         began = time.perf_counter()
         for report in self.engine.train(
             lanes.batches, train.steps, samples=lanes.samples, wants_stop=wants_stop, wants_leave=wants_leave
         ):
             is_last = report.wants_stop or report.step + 1 == train.steps
             yield self._record(report, time.perf_counter() - began, is_last=is_last), is_last
-            self._set_rate(self.engine.step_number)
             began = time.perf_counter()
 
     def _record(self, report: Report, seconds: float, *, is_last: bool) -> StepRecord:
@@ -184,17 +183,13 @@ class Trainer:
         train = self._config.train
         return learning_rate(step, peak=train.lr, least=train.min_lr, warmup=train.warmup, steps=train.steps)
 
-    def _set_rate(self, step: int) -> None:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = self._rate(step)
-
     def _make_optimizer(self, leaves: list[Leaf]) -> torch.optim.Optimizer:
         """Return AdamW with weight decay for matrices but not for the weights of norms."""
         train = self._config.train
         decaying = [leaf.block for leaf in leaves if leaf.parameter.ndim > 1]
         others = [leaf.block for leaf in leaves if leaf.parameter.ndim <= 1]
         groups = [{"params": decaying, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), fused=True)
+        return torch.optim.AdamW(groups, lr=1.0, betas=(train.beta1, train.beta2), fused=True)  # times the schedule
 
 
 def _name_checkpoint(error: WeightsDiverged, saved: int) -> WeightsDiverged:

@@ -7,6 +7,7 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.parallel.engine.buffers import list_buffers
+from phalanx.parallel.engine.extra import decode_extra, encode_extra
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.engine.sync import Stance, StateSpec, describe_state, list_state, load_state, make_state
 from phalanx.parallel.optimizer import Leaf, Leaves, check_names, check_taken, gather, scatter, wants_on_device
@@ -36,7 +37,8 @@ class Replica:
         """The next step."""
         self.report: Report | None = None
         """The report of the last step."""
-        self.extra = b""
+        self.extra: dict[str, Any] = {}  # Any: plain values and arrays
+        self._extra_at_report = b""
         self.tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
         self.digested: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *list_buffers(model)]
         """The tensors that a digest is made of: those of the checkpoint."""
@@ -47,6 +49,12 @@ class Replica:
     def fingerprint(self) -> list[int]:
         """Return a fingerprint of each weight and buffer."""
         return fingerprints([tensor for _, tensor in self.digested])
+
+    def conclude(self, report: Report, extra: bytes) -> None:
+        """Go on to the next step. ``extra`` is the user's state when the report is returned."""
+        self.report = report
+        self._extra_at_report = extra
+        self.step += 1
 
     # For a checkpoint
 
@@ -75,6 +83,13 @@ class Replica:
 
     # For newcomers to an elastic run
 
+    def describe_extra(self) -> bytes:
+        """Return the user's state as it was when the last report was returned.
+
+        A newcomer begins with that report, and changes the state behind it as the others have done.
+        """
+        return self._extra_at_report if self.report else encode_extra(self.extra)
+
     def describe_groups(self) -> list[dict[str, Any]]:  # Any: numbers, words and None, as optimizers have them
         """Return the settings of the optimizer's groups."""
         left_out = ("params", "param_names")
@@ -99,4 +114,8 @@ class Replica:
         load_state(self.optimizer, self.leaves.leaves, source.state, state)
         for group, settings in zip(self.optimizer.param_groups, source.settings, strict=True):
             group.update(settings)
-        self.step, self.report, self.extra = source.step, source.report, source.extra
+        extra = decode_extra(source.extra)
+        self.extra.clear()  # and not replaced: the user may have a name for it
+        self.extra.update(extra)
+        self._extra_at_report = source.extra
+        self.step, self.report = source.step, source.report

@@ -23,7 +23,7 @@ _MOST_SOON = 5
 _END_S = 5.0
 
 
-class CoordinatorProcess:
+class RunningCoordinator:
     """Runs ``phalanx coordinator`` with ``options``. What it logs goes to the file ``log``.
 
     ``options`` must name a journal: a coordinator that was killed continues on it, at the same address.
