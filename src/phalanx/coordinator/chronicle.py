@@ -52,7 +52,8 @@ class Chronicle:
         self._began_at = now
         self._trouble_at: float | None = now if past.epoch else None  # since when no step has counted
         self._lost = 0  # members, since then
-        self._awaits_commit = False
+        self.awaits_commit = False
+        """Whether the next commit may be worth an event. It is not in a calm run."""
         self._is_over = False
 
     def start(self) -> list[Event]:
@@ -82,7 +83,7 @@ class Chronicle:
         """Return what it means that the workers behind these connections were told ``message``."""
         match message:
             case Commit():
-                is_first = self._awaits_commit and message.step >= self._step
+                is_first = self.awaits_commit and message.step >= self._step
                 return self._tell_commit(message, now) if is_first else []
             case Heard():
                 return [self._accept(self._workers[each]) for each in connections if each in self._workers]
@@ -140,8 +141,8 @@ class Chronicle:
 
     def _begin(self, welcome: Welcome) -> Event:
         names = (each.hello.name for each in self._workers.values() if each.rank is not None)
-        self._awaits_commit = any(seat.lanes for seat in self._seats.values())
-        if self._awaits_commit:
+        self.awaits_commit = any(seat.lanes for seat in self._seats.values())
+        if self.awaits_commit:
             self._names = frozenset(names)
         else:  # a plain group: it takes no steps, so nobody joins it later, and it never recovers
             self._names, self._trouble_at, self._lost = frozenset(), None, 0
@@ -178,6 +179,6 @@ class Chronicle:
                     stood_still_s=now - self._began_at,
                 )
             )
-        self._awaits_commit, self._trouble_at, self._lost = False, None, 0
+        self.awaits_commit, self._trouble_at, self._lost = False, None, 0
         self._newcomers.clear()
         return events

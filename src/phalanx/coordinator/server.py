@@ -21,7 +21,7 @@ from phalanx.coordinator.record import Past
 from phalanx.coordinator.terms import Terms
 from phalanx.errors import BadFrame
 from phalanx.transport import Acceptor, Credentials, Deadline, close_in_children
-from phalanx.wire import Address, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
+from phalanx.wire import Address, Commit, Done, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
 
 _LIMIT_BYTES = 1 << 20
 _LOOK_S = 1.0  # the longest wait; a much longer one shows that this process was stopped
@@ -180,7 +180,7 @@ class Coordinator:
                     return  # an earlier message made us close the connection
                 connection.introduce(message)
                 self._silent.pop(number, None)
-                if self._events:
+                if self._events and not isinstance(message, Done):  # which nobody wants to read about
                     self._events.write(self._chronicle.hear(number, message))
                 self._carry_out(self._membership.hear(number, message, self._clock.now()))
         except OSError as error:
@@ -202,7 +202,7 @@ class Coordinator:
                         self._send(number, frame)
                         if isinstance(message, Heard) and number in self._connections:
                             self._connections[number].keep_alive(message.patience_s)
-                    if self._events:
+                    if self._events and (self._chronicle.awaits_commit or not isinstance(message, Commit)):
                         self._events.write(self._chronicle.tell(numbers, message, self._clock.now()))
                 case Drop(connection=number, why=why):
                     self._drop(number, why)
