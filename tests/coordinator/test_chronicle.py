@@ -18,7 +18,7 @@ from phalanx.coordinator.events import (
     WorkerLost,
 )
 from phalanx.coordinator.record import Past
-from phalanx.wire import Cause, Commit, Failed, Leave, Welcome
+from phalanx.wire import Cause, Commit, Failed, Halt, Leave, Reason, Welcome
 
 
 class Chronicled(Play):
@@ -263,17 +263,16 @@ def test_the_end_of_a_run_is_told_once_and_nobody_is_lost_after_it():
     assert ended == [RunEnded(step=1, words="all workers left it at step 1", has_halted=False)]
 
 
-def test_workers_that_go_after_a_halt_are_not_lost():
+def test_workers_that_go_after_a_halt_are_not_lost_and_end_no_epoch():
     play = calm(2)
-    play.hang_up(10)
-    play.wait(60.0)
-    play.take()
+    play.say(10, Halt(1, Reason.NON_FINITE, 0, "a gradient is not finite", epoch=1))
 
     (ended,) = play.end()
+    play.hang_up(10)
     play.hang_up(11)
 
-    assert ended.has_halted
-    assert ended.words.startswith("there were 1 of at least 2 workers for 60 s at step 1")
+    assert (ended.step, ended.has_halted) == (1, True)
+    assert ended.words.startswith("a gradient is not finite")
     assert play.take() == []
 
 

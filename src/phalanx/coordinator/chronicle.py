@@ -87,6 +87,8 @@ class Chronicle:
                 return self._tell_commit(message, now) if is_first else []
             case Heard():
                 return [self._accept(self._workers[each]) for each in connections if each in self._workers]
+            case _ if self._is_over:
+                return []
             case Welcome():
                 return self._tell_welcome(connections[0], message, now)
             case Evict(words=words) | Refused(reason=words):

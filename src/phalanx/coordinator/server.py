@@ -146,7 +146,6 @@ class Coordinator:
                 self._drop(number, f"it did not say within {_HELLO_S:g} s what it wants")
         self._carry_out(self._membership.tick(self._clock.now()))
         self._note_who_is_here()
-        self._note_end()
         return True
 
     def _longest_wait_s(self) -> float:
@@ -166,10 +165,6 @@ class Coordinator:
             self._over_due = self._clock.now() + self._terms.patience_s  # a worker that missed the end may call
         elif self._over_due is not None and self._clock.now() >= self._over_due:
             self._over.set()
-
-    def _note_end(self) -> None:
-        if self._events and self.ended is not None:
-            self._events.write(self._chronicle.end(self._membership.step, self.ended, has_halted=self.has_halted))
 
     def _attend(self, number: int) -> None:
         connection = self._connections[number]
@@ -213,6 +208,11 @@ class Coordinator:
                     except OSError as error:
                         self._carry_out(self._membership.fail_to_record(line, error.strerror or str(error)))
                         return  # the messages that follow say that the line was recorded
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if self._events and self.ended is not None:
+            self._events.write(self._chronicle.end(self._membership.step, self.ended, has_halted=self.has_halted))
 
     def _send(self, number: int, frame: bytes = b"") -> None:
         connection = self._connections.get(number)
