@@ -1,5 +1,6 @@
 """Which events of a run are written down."""
 
+import pytest
 from coordinator_play import LANES, Play, plain_hello, run_hello
 
 from phalanx.coordinator.chronicle import Chronicle
@@ -173,6 +174,20 @@ def test_a_newcomer_is_told_with_how_long_the_others_stood_still():
     assert events[2] == Admitted(epoch=2, step=2, newcomers=(newcomer,), members=3, stood_still_s=3.0)
 
 
+def test_a_newcomer_is_new_only_once():
+    play = calm(2, least=2, most=4)
+    play.say(20, worker(5))
+    play.finish_step(10, 11)
+    play.finish_step(10, 11, 20)
+    play.say(21, worker(6))
+    play.finish_step(10, 11, 20)
+    play.finish_step(10, 11, 20, 21)
+
+    admitted = [event.newcomers for event in play.take() if isinstance(event, Admitted)]
+
+    assert [[seat.host for seat in newcomers] for newcomers in admitted] == [["anvil5"], ["anvil6"]]
+
+
 def test_a_newcomer_whose_first_epoch_ends_early_is_admitted_in_the_next():
     play = calm(2, least=1, most=3)
     play.say(20, worker(5))
@@ -224,8 +239,14 @@ def test_a_worker_that_waited_and_went_has_no_rank():
     play = calm(2)
     play.say(20, worker(5))
     play.hang_up(20)
+    play.hang_up(11)
+    play.say(21, worker(6))
+    play.finish_step(10, 21)
 
-    assert play.take()[1] == WorkerLost(rank=None, pid=7, host="anvil5", words="its connection closed (it hung up)")
+    events = play.take()
+    (recovered,) = (event for event in events if isinstance(event, Recovered))
+    assert recovered.lost == 1
+    assert events[1] == WorkerLost(rank=None, pid=7, host="anvil5", words="its connection closed (it hung up)")
 
 
 def test_a_worker_that_was_refused_makes_no_event():
@@ -250,6 +271,18 @@ def test_a_restarted_coordinator_says_so_and_when_the_next_step_counted():
     assert play.events[0] == CoordinatorStarted(is_restart=True, step=40)
     assert not any(seat.is_new for seat in play.events[-2].members)
     assert play.events[-1] == Recovered(epoch=6, step=40, lost=0, members=2, epoch_s=1.0, commit_s=2.0)
+
+
+def test_a_commit_that_a_worker_had_missed_is_not_the_end_of_a_recovery():
+    past = Past(epoch=5, step=40, lanes=LANES, names=frozenset(), last=Commit(39, b"same"))
+    play = Chronicled(2, 3, past=past)
+    for rank in range(2):
+        play.say(10 + rank, run_hello(worker(rank).name, step=40))
+    play.take()
+
+    play.say(12, run_hello(worker(2).name, step=39, pending=b"same"))
+
+    assert kinds(play.take()) == [WorkerCame]
 
 
 def test_the_end_of_a_run_is_told_once_and_nobody_is_lost_after_it():
@@ -290,6 +323,35 @@ def test_a_plain_group_has_epochs_and_losses_but_nobody_joins_or_recovers():
     assert kinds(events[3:6]) == [EpochBegan, WorkerLost, EpochEnded]
     assert kinds(events[6:]) == [WorkerLeft, WorkerCame, WorkerCame, EpochBegan]
     assert not any(seat.is_new for seat in events[-1].members)
+
+
+@pytest.fixture
+def after_plain_group():
+    """A run that has just begun, after a plain group whose members were lost."""
+    play = Chronicled(2)
+    for connection in (10, 11):
+        play.say(connection, plain_hello())
+    play.hang_up(10)
+    play.hang_up(11)
+    for connection in (20, 21):
+        play.say(connection, worker(connection))
+    play.take()
+    return play
+
+
+def test_a_run_does_not_recover_from_the_losses_of_a_plain_group(after_plain_group):
+    after_plain_group.finish_step(20, 21)
+
+    assert after_plain_group.take() == []
+
+
+def test_the_losses_of_a_plain_group_are_not_those_of_a_run(after_plain_group):
+    after_plain_group.hang_up(20)
+    after_plain_group.say(22, worker(22))
+    after_plain_group.finish_step(21, 22)
+
+    (recovered,) = (event for event in after_plain_group.take() if isinstance(event, Recovered))
+    assert recovered.lost == 1
 
 
 def test_the_rest_of_an_epoch_that_is_over_already_is_ignored():

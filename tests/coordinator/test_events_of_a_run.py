@@ -22,8 +22,8 @@ def test_a_calm_run_has_a_beginning_and_an_end_and_nothing_between(path, tmp_pat
         for worker in workers:
             worker.join()
         assert coordinator.wait_until_over(20)
+        events = list(read_events(path))
 
-    events = list(read_events(path))
     kinds = [CoordinatorStarted, WorkerCame, WorkerCame, EpochBegan, WorkerLeft, WorkerLeft, RunEnded]
     assert [type(event) for event in events] == kinds
     assert [seat.host for seat in events[3].members] == ["anvil"] * 2

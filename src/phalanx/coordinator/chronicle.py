@@ -47,6 +47,7 @@ class Chronicle:
         self._epoch = past.epoch
         self._step = past.step  # at which the epoch began
         self._names = past.names  # of the members of the present epoch, or of the last one
+        self._takes_steps = False
         self._seats: dict[int, Seat] = {}
         self._newcomers: set[int] = set()  # connections of members that have not been in a commit yet
         self._began_at = now
@@ -143,15 +144,15 @@ class Chronicle:
 
     def _begin(self, welcome: Welcome) -> Event:
         names = (each.hello.name for each in self._workers.values() if each.rank is not None)
-        self.awaits_commit = any(seat.lanes for seat in self._seats.values())
-        if self.awaits_commit:
-            self._names = frozenset(names)
-        else:  # a plain group: it takes no steps, so nobody joins it later, and it never recovers
-            self._names, self._trouble_at, self._lost = frozenset(), None, 0
+        self._takes_steps = any(seat.lanes for seat in self._seats.values())
+        self.awaits_commit = self._takes_steps
+        self._names = frozenset(names) if self._takes_steps else frozenset()  # nobody joins a plain group later
+        if self._trouble_at is None:
+            self._lost = 0
         return EpochBegan(epoch=welcome.epoch, step=welcome.step, members=tuple(self._seats.values()))
 
     def _tell_revoked(self, revoked: Revoked, now: float) -> list[Event]:
-        if self._trouble_at is None:
+        if self._trouble_at is None and self._takes_steps:  # a plain group never recovers
             self._trouble_at = now
         cause = revoked.cause.value
         return [EpochEnded(epoch=revoked.epoch, cause=cause, rank=revoked.rank, words=revoked.words)]
