@@ -1,10 +1,8 @@
 """Which events of a run are written down."""
 
 import pytest
-from coordinator_play import LANES, Play, plain_hello, run_hello
+from coordinator_play import LANES, Chronicled, plain_hello, run_hello
 
-from phalanx.coordinator.chronicle import Chronicle
-from phalanx.coordinator.decision import Drop, Say
 from phalanx.coordinator.events import (
     Admitted,
     CoordinatorStarted,
@@ -20,41 +18,6 @@ from phalanx.coordinator.events import (
 )
 from phalanx.coordinator.record import Past
 from phalanx.wire import Cause, Commit, Failed, Halt, Leave, Reason, Welcome
-
-
-class Chronicled(Play):
-    """A play of which the events are noted as the server does it."""
-
-    def __init__(self, *arguments, **others):
-        super().__init__(*arguments, **others)
-        self.chronicle = Chronicle(self.past, self.now)
-        self.events = self.chronicle.start()
-
-    def say(self, connection, message):
-        self.events += self.chronicle.hear(connection, message)
-        return super().say(connection, message)
-
-    def hang_up(self, connection):
-        self.events += self.chronicle.hang_up(connection, "it hung up")
-        return super().hang_up(connection)
-
-    def take(self):
-        """The events since the last time."""
-        events, self.events = self.events, []
-        return events
-
-    def end(self):
-        membership = self.membership
-        return self.chronicle.end(membership.step, membership.ended, has_halted=membership.has_halted)
-
-    def _carry_out(self, decisions):
-        for decision in decisions:
-            match decision:
-                case Say(to=connections, message=message):
-                    self.events += self.chronicle.tell(connections, message, self.now)
-                case Drop(connection=connection, why=why):
-                    self.events += self.chronicle.hang_up(connection, why)
-        return super()._carry_out(decisions)
 
 
 def worker(number):
