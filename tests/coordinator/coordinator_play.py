@@ -1,5 +1,6 @@
 """A coordinator whose workers are played, and a worker whose coordinator is: events go in, what follows comes out."""
 
+from phalanx.coordinator.chronicle import Chronicle
 from phalanx.coordinator.decision import Drop, Record, Say
 from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.participant import Participant
@@ -96,6 +97,41 @@ class Play:
                 case Drop(connection=connection):
                     carried += self._carry_out(self.membership.hang_up(connection, self.now))
         return carried
+
+
+class Chronicled(Play):
+    """A play of which the events are noted as the server does it."""
+
+    def __init__(self, *arguments, **others):
+        super().__init__(*arguments, **others)
+        self.chronicle = Chronicle(self.past, self.now)
+        self.events = self.chronicle.start()
+
+    def say(self, connection, message):
+        self.events += self.chronicle.hear(connection, message)
+        return super().say(connection, message)
+
+    def hang_up(self, connection):
+        self.events += self.chronicle.hang_up(connection, "it hung up")
+        return super().hang_up(connection)
+
+    def take(self):
+        """The events since the last time."""
+        events, self.events = self.events, []
+        return events
+
+    def end(self):
+        membership = self.membership
+        return self.chronicle.end(membership.step, membership.ended, has_halted=membership.has_halted)
+
+    def _carry_out(self, decisions):
+        for decision in decisions:
+            match decision:
+                case Say(to=connections, message=message):
+                    self.events += self.chronicle.tell(connections, message, self.now)
+                case Drop(connection=connection, why=why):
+                    self.events += self.chronicle.hang_up(connection, why)
+        return super()._carry_out(decisions)
 
 
 def plain_group(size=3):

@@ -2,12 +2,22 @@
 
 import itertools
 
-from coordinator_play import Play, plain_group, plain_hello, run_hello
+import msgspec
+from coordinator_play import Chronicled, Play, plain_group, plain_hello, run_hello
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.coordinator.blame import GRACE_S
 from phalanx.coordinator.decision import Drop, Record, Say
+from phalanx.coordinator.events import (
+    EpochBegan,
+    Event,
+    Recovered,
+    WorkerCame,
+    WorkerEvicted,
+    WorkerLeft,
+    WorkerLost,
+)
 from phalanx.coordinator.record import Committed, Ended
 from phalanx.wire import (
     Ask,
@@ -126,6 +136,25 @@ def test_whoever_is_told_that_a_step_counts_is_told_so_once_and_after_it_was_wri
                 assert commit in known
                 assert told_of.isdisjoint((each, commit.step) for each in to)
                 told_of |= {(each, commit.step) for each in to}
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from([(None, None), (1, 1), (2, 3), (3, 3)]), starts, scripts)
+def test_events_can_be_read_back_and_nobody_goes_who_did_not_come(sizes, start, script):
+    play = Chronicled(*sizes)
+
+    list(perform(play, [*start, *script]))
+
+    noted = play.events + (play.end() if play.membership.ended else [])
+    assert [msgspec.json.decode(msgspec.json.encode(each), type=Event) for each in noted] == noted
+    present = 0
+    for each in noted:
+        present += isinstance(each, WorkerCame)
+        present -= isinstance(each, WorkerLost | WorkerEvicted | WorkerLeft)
+        assert present >= (len(each.members) if isinstance(each, EpochBegan) else 0)
+    epochs = [each.epoch for each in noted if isinstance(each, EpochBegan)]
+    assert epochs == sorted(set(epochs))
+    assert all(each.epoch_s <= each.commit_s and each.epoch in epochs for each in noted if isinstance(each, Recovered))
 
 
 @settings(deadline=None, max_examples=100)

@@ -8,6 +8,7 @@ import typer
 import phalanx
 from phalanx.cli import bench, checkpoint
 from phalanx.cli.coordinator import coordinator, join, token
+from phalanx.cli.explain import explain
 from phalanx.cli.generate import generate, reproduce
 from phalanx.cli.gradient_server import gradient_server
 from phalanx.cli.plot import plot
@@ -30,6 +31,7 @@ app.command()(coordinator)
 app.command()(join)
 app.command()(status)
 app.command()(token)
+app.command()(explain)
 app.command()(verify)
 app.command()(plot)
 app.command()(generate)

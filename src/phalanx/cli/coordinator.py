@@ -12,7 +12,7 @@ import typer
 
 from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.cli.streams import go_on_without_output
-from phalanx.coordinator import Coordinator, Journal, Terms, look, parse_workers
+from phalanx.coordinator import Coordinator, EventLog, Journal, Terms, look, parse_workers
 from phalanx.errors import ConfigError, ConnectError, MembershipError, ProtocolError, TransportError
 from phalanx.launch import local
 from phalanx.launch.crew import Signals
@@ -48,6 +48,14 @@ def coordinator(
         Path | None,
         typer.Option(help="Record the run in this file; if it exists, continue that run.", show_default=False),
     ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append to this file what happens to the run: joins, losses, epochs, recoveries. phalanx explain "
+            "reads it, under the name events.jsonl.",
+            show_default=False,
+        ),
+    ] = None,
     patience: Patience = None,
     stall: Stall = None,
     tls_cert: TlsCert = None,
@@ -75,9 +83,10 @@ def coordinator(
         kept = closing.enter_context(Journal(journal)) if journal else None
         if kept and kept.past.ended is not None:
             raise ConfigError(f"the run in {journal} is over: {kept.past.ended}; name another journal for a new run")
+        noted = closing.enter_context(EventLog(events)) if events else None
         signals = closing.enter_context(Signals())
         serving = closing.enter_context(
-            Coordinator(where.host, where.port, terms=terms, credentials=credentials, journal=kept)
+            Coordinator(where.host, where.port, terms=terms, credentials=credentials, journal=kept, events=noted)
         )
         _announce(serving.address, credentials, terms)
         while not serving.wait_until_over(_LOOK_S):

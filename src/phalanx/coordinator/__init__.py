@@ -1,6 +1,7 @@
 """Who is in the group, and whether a step counts."""
 
 from phalanx.coordinator.client import CoordinatorClient
+from phalanx.coordinator.event_log import EventLog, read_events
 from phalanx.coordinator.journal import Journal
 from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.onlooker import look
@@ -11,6 +12,7 @@ from phalanx.coordinator.terms import Terms, check_times, parse_workers
 __all__ = [
     "Coordinator",
     "CoordinatorClient",
+    "EventLog",
     "Journal",
     "Membership",
     "Participant",
@@ -18,4 +20,5 @@ __all__ = [
     "check_times",
     "look",
     "parse_workers",
+    "read_events",
 ]

@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterable
 from typing import Self
 
+from phalanx.coordinator.chronicle import Chronicle
 from phalanx.coordinator.connection import Connection
 from phalanx.coordinator.decision import Decision, Drop, Record, Say
+from phalanx.coordinator.event_log import EventLog
 from phalanx.coordinator.journal import Journal
 from phalanx.coordinator.membership import Membership
+from phalanx.coordinator.record import Past
 from phalanx.coordinator.terms import Terms
 from phalanx.errors import BadFrame
 from phalanx.transport import Acceptor, Credentials, Deadline, close_in_children
-from phalanx.wire import Address, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
+from phalanx.wire import Address, Commit, Done, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
 
 _LIMIT_BYTES = 1 << 20
 _LOOK_S = 1.0  # the longest wait; a much longer one shows that this process was stopped
@@ -31,7 +34,7 @@ class Coordinator:
     """Decides who is in the group and whether a step counts, and tells all workers.
 
     It listens from construction on and works in a thread of its own until it is closed. It continues the run that
-    ``journal`` describes; the caller closes the journal.
+    ``journal`` describes, and writes what happens to the run to ``events``; the caller closes both.
     """
 
     def __init__(
@@ -42,14 +45,17 @@ class Coordinator:
         terms: Terms | None = None,
         credentials: Credentials | None = None,
         journal: Journal | None = None,
+        events: EventLog | None = None,
     ) -> None:
         self._acceptor = Acceptor(host, port, credentials or Credentials(), Purpose.COORDINATOR)
         self.address: Address = self._acceptor.address
         self._journal = journal
         self._terms = terms or Terms()
         self._clock = _WorkingClock()
-        past = journal.past if journal else None
+        past = journal.past if journal else Past()
         self._membership = Membership(self._terms, os.urandom(32), past, self._clock.now())
+        self._events = events
+        self._chronicle = Chronicle(past, self._clock.now())
         self._connections: dict[int, Connection] = {}
         self._unheard: set[int] = set()  # connections of which messages were left for the next round
         self._silent: dict[int, float] = {}  # connections that have said nothing yet, and until when they have time
@@ -62,6 +68,8 @@ class Coordinator:
         self._stop_read, self._stop_write = map(close_in_children, socket.socketpair())
         self._selector.register(self._acceptor, selectors.EVENT_READ)
         self._selector.register(self._stop_read, selectors.EVENT_READ)
+        if self._events:
+            self._events.write(self._chronicle.start())
         self._thread = threading.Thread(target=self._serve, name="phalanx-coordinator", daemon=True)
         self._thread.start()
 
@@ -105,6 +113,7 @@ class Coordinator:
             self._failure = f"the coordinator failed: {error!r}"
             _log.exception("the coordinator failed")
         finally:
+            self._note_end()
             for connection in self._connections.values():
                 connection.close()
             self._selector.close()
@@ -166,6 +175,8 @@ class Coordinator:
                     return  # an earlier message made us close the connection
                 connection.introduce(message)
                 self._silent.pop(number, None)
+                if self._events and not isinstance(message, Done):  # which nobody wants to read about
+                    self._events.write(self._chronicle.hear(number, message))
                 self._carry_out(self._membership.hear(number, message, self._clock.now()))
         except OSError as error:
             self._drop(number, str(error))
@@ -186,6 +197,8 @@ class Coordinator:
                         self._send(number, frame)
                         if isinstance(message, Heard) and number in self._connections:
                             self._connections[number].keep_alive(message.patience_s)
+                    if self._events and (self._chronicle.awaits_commit or not isinstance(message, Commit)):
+                        self._events.write(self._chronicle.tell(numbers, message, self._clock.now()))
                 case Drop(connection=number, why=why):
                     self._drop(number, why)
                 case Record(line=line):
@@ -195,6 +208,11 @@ class Coordinator:
                     except OSError as error:
                         self._carry_out(self._membership.fail_to_record(line, error.strerror or str(error)))
                         return  # the messages that follow say that the line was recorded
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if self._events and self.ended is not None:
+            self._events.write(self._chronicle.end(self._membership.step, self.ended, has_halted=self.has_halted))
 
     def _send(self, number: int, frame: bytes = b"") -> None:
         connection = self._connections.get(number)
@@ -219,6 +237,8 @@ class Coordinator:
             _log.warning("refused a connection from %s: %s", connection.origin, why)
         self._selector.unregister(connection.socket)
         connection.close()
+        if self._events:
+            self._events.write(self._chronicle.hang_up(number, why))
         self._carry_out(self._membership.hang_up(number, self._clock.now()))
 
 

@@ -73,6 +73,11 @@ class RunDir:
         return self.path / "steps.jsonl"
 
     @property
+    def events(self) -> Path:
+        """What happened to the run: its joins, losses, epochs and recoveries, as the coordinator wrote them down."""
+        return self.path / "events.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
