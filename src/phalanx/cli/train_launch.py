@@ -85,7 +85,7 @@ def _launch_elastic(
 ) -> local.Ending:
     run.journal.unlink(missing_ok=True)
     options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{config.run.workers}"]
-    options += ["--journal", str(run.journal)]
+    options += ["--journal", str(run.journal), "--events", str(run.events)]
     options += [] if program.patience_s is None else ["--patience", f"{program.patience_s}"]
     options += [] if program.stall_s is None else ["--stall", f"{program.stall_s}"]
     with RunningCoordinator(Address(LOOPBACK, 0), options, credentials, run.coordinator_log) as coordinator:
