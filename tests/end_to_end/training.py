@@ -99,8 +99,24 @@ def wait_until(process, is_true):
 
 
 def workers_of(process):
-    """The processes of a run's workers, by rank."""
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    """The processes of a run's workers, in the order in which they were started."""
+    children = children_of(process.pid)
+    nursery = [pid for pid in children if b"phalanx.launch.nursery" in command_of(pid)]
+    return children_of(nursery[0]) if nursery else children
+
+
+def command_of(pid):
+    """The command line of a process; none if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def children_of(pid):
+    """The processes that the main thread of a process has started; none if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
 
 
 def coordinator_of(process):

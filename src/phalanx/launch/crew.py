@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from io import FileIO
+from pathlib import Path
 from types import FrameType
-from typing import IO, Self, TextIO
+from typing import Self, TextIO
 
 from phalanx.launch import worker
 from phalanx.launch.env import Launch, wants_colour, worker_environ
+from phalanx.launch.nursery import Nursery
 from phalanx.launch.output import Lines, Tail, prefix, write_lines
 from phalanx.launch.rank_channel import RankChannel
 from phalanx.launch.stopping import Stopping
@@ -49,7 +52,8 @@ class Crew:
     A worker is called by its rank as soon as that is known. ``stopping`` decides how workers end when one fails or a
     signal arrives. A worker that is suspended for ``stall_s`` before it has joined is killed: the others wait for it,
     and the coordinator does not know it yet. With ``supervision`` the run is elastic: a worker that is killed is
-    replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken.
+    replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken. With
+    ``nursery`` workers are forked there, and all commands must be for its module.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Crew:
         supervision: Supervision | None = None,
         replacement: Sequence[str] = (),
         count_steps: Callable[[], int] = lambda: 0,
+        nursery: Nursery | None = None,
     ) -> None:
         self._size = size
         self._stopping = stopping
@@ -68,6 +73,7 @@ class Crew:
         self._replacement = list(replacement)
         self._vacant: list[Launch] = []
         self._count_steps = count_steps
+        self._nursery = nursery
         self.ends: list[End] = []
         self.is_lost = False
         """Whether all workers that were in an elastic run have died, and with them its state."""
@@ -90,7 +96,9 @@ class Crew:
         number = len(self._running) + len(self.ends)
         name = Name("worker", number) if launch.rank is None else Name("rank", launch.rank)
         with shortage_in_words(f"cannot start {name}"):
-            self._running.append(_Worker(launch, command, number, name, self._size, self._selector, self._channel))
+            self._running.append(
+                _Worker(launch, command, number, name, self._size, self._selector, self._channel, self._nursery)
+            )
 
     def work(self, signals: Signals) -> None:
         """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""
@@ -177,6 +185,7 @@ class _Worker:
         size: int,
         selector: selectors.BaseSelector,
         channel: RankChannel,
+        nursery: Nursery | None,
     ) -> None:
         self.launch = launch
         self._number = number
@@ -187,23 +196,27 @@ class _Worker:
         self._last_words = ""
         self.is_dismissed = False
         """Whether it was ended because it is not needed."""
-        self._process = subprocess.Popen(  # noqa: S603 - the user's own program
-            [sys.executable, "-I", "-S", worker.__file__, str(os.getpid()), *command],
-            env=worker_environ(
-                replace(launch, channel=channel.name_for(number)), threads=max(1, usable_cpus() // size)
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[channel.writer],
-            start_new_session=True,  # so that processes it starts can be stopped with it
+        environ = worker_environ(
+            replace(launch, channel=channel.name_for(number)), threads=max(1, usable_cpus() // size)
         )
-        assert self._process.stdout
-        assert self._process.stderr
+        (out, out_writer), (err, err_writer) = os.pipe(), os.pipe()
+        try:
+            self._process = (
+                nursery.start(command[2:], environ, [out_writer, err_writer, channel.writer])
+                if nursery
+                else _execute(command, environ, out_writer, err_writer, channel.writer)
+            )
+        except BaseException:
+            os.close(out)
+            os.close(err)
+            raise
+        finally:
+            os.close(out_writer)
+            os.close(err_writer)
         self._tail = Tail()
         self._pipes = [
-            _Pipe(self._process.stdout, sys.stdout, self, selector),
-            _Pipe(self._process.stderr, sys.stderr, self, selector, self._tail),
+            _Pipe(FileIO(out), sys.stdout, self, selector),
+            _Pipe(FileIO(err), sys.stderr, self, selector, self._tail),
         ]
 
     @property
@@ -227,12 +240,10 @@ class _Worker:
 
     def suspended_s(self, now: float) -> float:
         """Return for how long it has been suspended; 0 if it runs or has ended, or where the system does not tell."""
-        stopped = None
-        if not hasattr(os, "waitid"):  # macOS
-            return 0.0
-        with contextlib.suppress(ChildProcessError):  # it has ended
-            stopped = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        if stopped is None:
+        state = ""
+        with contextlib.suppress(OSError):  # it has ended, or this is not Linux
+            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        if state != "T":
             self._suspended_at = None
         elif self._suspended_at is None:
             self._suspended_at = now
@@ -272,12 +283,26 @@ class _Worker:
             os.killpg(self._process.pid, number)
 
 
+def _execute(
+    command: Sequence[str], environ: Mapping[str, str], out: int, err: int, channel: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - the user's own program
+        [sys.executable, "-I", "-S", worker.__file__, str(os.getpid()), *command],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        pass_fds=[channel],
+        start_new_session=True,  # so that processes it starts can be stopped with it
+    )
+
+
 class _Pipe:
     """Copies one output stream of a worker to ours."""
 
     def __init__(
         self,
-        source: IO[bytes],
+        source: FileIO,
         target: TextIO,
         worker: _Worker,
         selector: selectors.BaseSelector,

@@ -4,6 +4,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,12 @@ from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError
 from phalanx.group import Over
 from phalanx.launch.crew import Crew, Signals
-from phalanx.launch.env import Launch
+from phalanx.launch.env import Launch, worker_environ
+from phalanx.launch.nursery import Nursery
 from phalanx.launch.stopping import Stopping
 from phalanx.launch.supervision import Supervision
 from phalanx.launch.verdict import judge
-from phalanx.transport import Credentials, make_token, shortage_in_words
+from phalanx.transport import Credentials, make_token, shortage_in_words, usable_cpus
 from phalanx.wire import Address
 
 
@@ -121,14 +123,20 @@ def supervise(
 ) -> Ending:
     """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``."""
     supervision = Supervision(len(launches))
-    crew = partial(
-        Crew,
-        len(launches),
-        supervision=supervision,
-        replacement=replacement.command,
-        count_steps=count_steps,
-    )
-    ending = _run(program, launches, crew)
+    assert program.is_module, "only a module can be imported beforehand"
+    with ExitStack() as closing:
+        threads = max(1, usable_cpus() // len(launches))
+        environ = worker_environ(launches[0], threads)
+        nursery = closing.enter_context(Nursery(program.name, environ)) if sys.platform == "linux" else None
+        crew = partial(
+            Crew,
+            len(launches),
+            supervision=supervision,
+            replacement=replacement.command,
+            count_steps=count_steps,
+            nursery=nursery,
+        )
+        ending = _run(program, launches, crew)
     if supervision.reason:
         sys.stderr.write(f"phalanx: {supervision.reason}\n")
     return ending
