@@ -28,7 +28,7 @@ def test_one_lane_a_worker_is_handed_over_as_it_is_and_gives_the_same(size):
         engine = make_engine(group, clip=0.5)
         reports = train(engine, 10, micro=2)
         losses = [(each.loss.hex(), each.norm.hex()) for each in reports]
-        return f"{engine._reducer.is_borrowing} {losses} {digest_of(engine)}"
+        return f"{engine._exchange.reducer.is_borrowing} {losses} {digest_of(engine)}"
 
     found = [
         of_all(spread(size, work, "arena", lanes=size)),

@@ -67,7 +67,7 @@ def test_a_rank_that_owns_nothing_takes_part():
     def work(group):
         engine = make_engine(group, model=Small, zero=True)
         train(engine, 4)
-        return len(engine._leaves.own), digest_of(engine)
+        return len(engine._replica.leaves.own), digest_of(engine)
 
     results = spread(8, work)
 

@@ -43,15 +43,15 @@ def flip(array):
 
 def own_sums(engine, group):
     """The first chunk of the first bucket that this rank adds up."""
-    bucket, memory = engine._reducer.layout.buckets[0], engine._reducer._memory[0]
-    number = min(engine._reducer._added_here[0])
+    bucket, memory = engine._exchange.reducer.layout.buckets[0], engine._exchange.reducer._memory[0]
+    number = min(engine._exchange.reducer._added_here[0])
     return memory.host_mean[bucket.chunks[number]]
 
 
 def disturb_exchange(engine, group, *, before=lambda _: None, after=lambda: None):
     """Let these run in the exchange's thread before and after the first bucket is added up, in every step."""
-    name = "scatter_lanes_nowait" if engine._shard[1] > 1 else "fold_lanes_nowait"
-    call, mean = getattr(group, name), engine._reducer._memory[0].host_mean
+    name = "scatter_lanes_nowait" if engine._replica.shard[1] > 1 else "fold_lanes_nowait"
+    call, mean = getattr(group, name), engine._exchange.reducer._memory[0].host_mean
 
     def disturbed(pieces, out, **options):
         if out is not mean:
@@ -73,14 +73,14 @@ def flip_result(engine, group):
 
 
 def flip_mean(engine, group):
-    finish = engine._reducer.finish
+    finish = engine._exchange.reducer.finish
 
     def disturbed():
         summary = finish()
         flip(own_sums(engine, group))
         return summary
 
-    engine._reducer.finish = disturbed
+    engine._exchange.reducer.finish = disturbed
 
 
 @pytest.mark.parametrize("zero", [False, True])

@@ -93,7 +93,7 @@ def test_what_differs_between_ranks_gets_into_no_checkpoint(run, tmp_path, odd, 
     class Disturbed(Keeper):
         def keep(self, record, engine, *, is_last):
             if (record.step, self._exchange.rank) == (3, odd):  # the second checkpoint is due
-                state = [leaf.block for leaf in engine._leaves.own]
+                state = [leaf.block for leaf in engine._replica.leaves.own]
                 if what == "optimizer":
                     state = [engine.optimizer.state[state[0]]["exp_avg"]]
                 state[0].detach().view(torch.int32)[5] ^= 1

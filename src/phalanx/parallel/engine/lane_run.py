@@ -6,14 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from phalanx.buffers import Array
-from phalanx.parallel.reduction import Reducer
+from phalanx.parallel.engine.buffers import LaneBuffers
+from phalanx.parallel.engine.step_exchange import StepExchange
+from phalanx.parallel.reduction import seed_of
 
 Batch = Any  # what the caller's loss takes
 Loss = Callable[[torch.nn.Module, Batch], "torch.Tensor | tuple[torch.Tensor, int | torch.Tensor]"]
 """Returns the mean loss of a batch, or its total loss and a count, for example the number of tokens."""
+Batches = Callable[[int], Sequence[Batch]]
+"""Returns the batches of a lane in this step. It must return the same batches on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +32,29 @@ class LaneOutcome:
 
 
 class LaneRun:
-    """Runs lanes of a model and puts their gradients into a reducer. Closing or dropping it removes its hooks."""
+    """Computes lanes of a model and puts their gradients into the reducer of the present exchange.
 
-    reducer: Reducer
-    """Where gradients go."""
+    A lane draws its random numbers from ``seed``, the step and its own number. It begins with the buffers of the step,
+    and so does the next one. Closing or dropping a run removes its hooks.
+    """
 
-    def __init__(self, model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        parameters: Sequence[torch.nn.Parameter],
+        buffers: LaneBuffers,
+        exchange: StepExchange,
+        seed: int,
+    ) -> None:
         self._model = model
+        self._loss = loss
         self._parameters = parameters
+        self._buffers = buffers
+        self._exchange = exchange
+        self._seed = seed
+        device = parameters[0].device
+        self._devices = [device] if device.type == "cuda" else []
         self._is_putting = False  # only in the last batch of a lane; before, gradients accumulate in .grad
         hooks = [
             parameter.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), number))
@@ -42,45 +62,60 @@ class LaneRun:
         ]
         self._remove_hooks = weakref.finalize(self, _remove, hooks)
 
+    @contextmanager
+    def forking_random(self) -> Iterator[None]:
+        """Restore torch's own random numbers after lanes have been computed in this block."""
+        with torch.random.fork_rng(self._devices):
+            yield
+
     def begin(self) -> None:
         """Start a step and drop gradients left over from earlier backward passes."""
         self._is_putting = False
+        self._buffers.begin()
         for parameter in self._parameters:
             parameter.grad = None
 
-    def run(self, loss: Loss, batches: Sequence[Batch], lane: int) -> tuple[torch.Tensor, float]:
-        """Compute one lane, batch after batch, put its gradients into the reducer, and return total loss and count."""
-        totals: list[torch.Tensor] = []
-        count = 0.0
-        for number, batch in enumerate(batches, 1):
-            value, weight = split(loss(self._model, batch))
-            count += float(weight)
-            totals.append(value.detach())
-            if number == len(batches):
-                self.reducer.start_lane(lane, count)
-                self._is_putting = True
-            value.backward()
-        self._is_putting = False
-        for number in self.reducer.missing():
-            if number < len(self._parameters):  # else it is a buffer
-                self._put(number)
-        return torch.stack(totals).sum(), count
+    def run(self, step: int, lane: int, batches: Batches) -> LaneOutcome:
+        """Compute one lane, and put its gradients and its changes of buffers into the reducer."""
+        reducer = self._exchange.reducer
+        torch.manual_seed(seed_of(self._seed, step, lane))
+        used = reducer.summary.used.copy()
+        try:
+            total, count = self._run_batches(lane, batches(lane))
+            integers = np.zeros(self._buffers.integer_count)
+            self._buffers.read_integers(integers)
+            for number, change in enumerate(self._buffers.changes(), len(self._parameters)):
+                reducer.put(number, change)
+        finally:
+            self._buffers.restore()
+        return LaneOutcome(total, count, reducer.summary.used - used, integers)
 
-    def find_non_finite(self, loss: Loss, batches: Sequence[Batch]) -> int | None:
+    def find_non_finite(self, step: int, lane: int, batches: Batches) -> int | None:
         """Compute a lane again, and return the first parameter in backward whose gradient is not finite.
 
         Returns -1 if only the loss is not finite, and None if all values are finite.
         """
+        torch.manual_seed(seed_of(self._seed, step, lane))
         found = None
-        for batch in batches:
-            value, _ = split(loss(self._model, batch))
+        for batch in batches(lane):
+            value, _ = _split(self._loss(self._model, batch))
             value.backward()
             found = found if torch.isfinite(value) else -1
         for number, parameter in enumerate(self._parameters):
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 found = number  # backward begins with the last
             parameter.grad = None
+        self._buffers.restore()
         return found
+
+    def evaluate(self, lane: int, batches: Batches) -> tuple[float, float]:
+        """Return the total loss and the count of a lane in eval mode."""
+        total = count = 0.0
+        with torch.no_grad(), _evaluating(self._model):
+            for batch in batches(lane):
+                value, weight = _split(self._loss(self._model, batch))
+                total, count = total + float(value), count + float(weight)
+        return total, count
 
     def close(self) -> None:
         """Take the hooks off the parameters. Closing twice is harmless."""
@@ -91,8 +126,27 @@ class LaneRun:
         if self._is_putting:
             self._put(number)
 
+    def _run_batches(self, lane: int, batches: Sequence[Batch]) -> tuple[torch.Tensor, float]:
+        """Compute a lane, batch after batch, and return total loss and count. Gradients leave in the last batch."""
+        reducer = self._exchange.reducer
+        totals: list[torch.Tensor] = []
+        count = 0.0
+        for number, batch in enumerate(batches, 1):
+            value, weight = _split(self._loss(self._model, batch))
+            count += float(weight)
+            totals.append(value.detach())
+            if number == len(batches):
+                reducer.start_lane(lane, count)
+                self._is_putting = True
+            value.backward()
+        self._is_putting = False
+        for number in reducer.missing():
+            if number < len(self._parameters):  # else it is a buffer
+                self._put(number)
+        return torch.stack(totals).sum(), count
+
     def _put(self, number: int) -> None:
-        self.reducer.put(number, self._parameters[number].grad)
+        self._exchange.reducer.put(number, self._parameters[number].grad)
         self._parameters[number].grad = None
 
 
@@ -112,7 +166,7 @@ def _remove(hooks: Sequence[Any]) -> None:  # Any: torch is untyped
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Put every module into eval mode for the duration, then restore each module's own mode."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -123,6 +177,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def split(loss: "torch.Tensor | tuple[torch.Tensor, int | torch.Tensor]") -> tuple[torch.Tensor, int | torch.Tensor]:
+def _split(loss: "torch.Tensor | tuple[torch.Tensor, int | torch.Tensor]") -> tuple[torch.Tensor, int | torch.Tensor]:
     """Return a loss as a total and its count; a mean counts once."""
     return loss if isinstance(loss, tuple) else (loss, 1)

@@ -1,0 +1,102 @@
+"""What a rank holds of a training: weights, buffers, optimizer state, and the step at which they stand."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.parallel.engine.buffers import list_buffers
+from phalanx.parallel.engine.report import Report
+from phalanx.parallel.engine.sync import Stance, StateSpec, describe_state, list_state, load_state, make_state
+from phalanx.parallel.optimizer import Leaf, Leaves, check_names, check_taken, gather, scatter, wants_on_device
+from phalanx.parallel.reduction import fingerprints
+
+State = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+class Replica:
+    """The model and its training state on one rank.
+
+    ``make_optimizer`` gets this rank's own leaves. ``shard`` is its number among the ranks that share the optimizer,
+    and how many these are.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        leaves: Leaves,
+        make_optimizer: Callable[[list[Leaf]], torch.optim.Optimizer],
+        shard: tuple[int, int],
+    ) -> None:
+        self.model = model
+        self.leaves = leaves
+        self.shard = shard
+        self.step = 0
+        """The next step."""
+        self.report: Report | None = None
+        """The report of the last step."""
+        self.extra = b""
+        self.tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+        self.digested: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *list_buffers(model)]
+        """The tensors that a digest is made of: those of the checkpoint."""
+        given = leaves.own or [leaves.nothing]
+        self.optimizer = make_optimizer(given)
+        check_taken(self.optimizer, given)
+
+    def fingerprint(self) -> list[int]:
+        """Return a fingerprint of each weight and buffer."""
+        return fingerprints([tensor for _, tensor in self.digested])
+
+    # For a checkpoint
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return weights, buffers and this rank's optimizer state by name."""
+        rank, size = self.shard
+        shard = {"shard": {"rank": torch.tensor(rank), "size": torch.tensor(size)}} if size > 1 else {}
+        kept = gather(self.optimizer.state, self.leaves.own)
+        return {"model": self.model.state_dict(), "optimizer": kept, **shard}
+
+    def load(self, state: State, step: int) -> None:
+        """Load what ``state`` has returned on this rank, or the joined state of all ranks of any group."""
+        found = {key: int(value) for key, value in state.get("shard", {}).items()}
+        rank, size = self.shard
+        if found and (found["rank"], found["size"]) != (rank, size):
+            raise ConfigError(
+                f"this optimizer state is the shard of rank {found['rank']} of {found['size']}, and this is rank "
+                f"{rank} of {size} that share one: save with phalanx.train.checkpoint.save_together, which joins the "
+                "shards of all ranks"
+            )
+        check_names(state["optimizer"], [leaf.name for leaf in self.leaves.leaves])
+        kept = scatter(state["optimizer"], self.leaves.own, on_device=wants_on_device(self.optimizer))
+        self.model.load_state_dict(state["model"])
+        self.optimizer.state.update(kept)
+        self.step = step
+
+    # For newcomers to an elastic run
+
+    def describe_groups(self) -> list[dict[str, Any]]:  # Any: numbers, words and None, as optimizers have them
+        """Return the settings of the optimizer's groups."""
+        left_out = ("params", "param_names")
+        return [
+            {key: value for key, value in group.items() if key not in left_out} for group in self.optimizer.param_groups
+        ]
+
+    def describe_state(self) -> list[StateSpec]:
+        """Return what the optimizer keeps for its leaves."""
+        return describe_state(self.optimizer, self.leaves.leaves)
+
+    def list_state(self) -> list[torch.Tensor]:
+        """Return the tensors that ``describe_state`` describes."""
+        return list_state(self.optimizer, self.leaves.leaves)
+
+    def make_state(self, specs: Iterable[StateSpec]) -> list[torch.Tensor]:
+        """Return room for the optimizer state that a holder describes."""
+        return make_state(specs, self.leaves.leaves, on_device=wants_on_device(self.optimizer))
+
+    def take_over(self, source: Stance, state: Sequence[torch.Tensor]) -> None:
+        """Continue where ``source`` is, with its optimizer state, which has arrived. The weights are there already."""
+        load_state(self.optimizer, self.leaves.leaves, source.state, state)
+        for group, settings in zip(self.optimizer.param_groups, source.settings, strict=True):
+            group.update(settings)
+        self.step, self.report, self.extra = source.step, source.report, source.extra
