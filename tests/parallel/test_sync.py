@@ -6,7 +6,7 @@ from phalanx.parallel.engine.sync import Roles, Stance, choose_roles, kept_lanes
 
 
 def stance(step, *, is_new=False, results=(), lanes=()):
-    return Stance(step, is_new, None, list(results), list(lanes), [], [], b"")
+    return Stance(step, is_new, None, list(results), list(lanes), [], True, [], [], b"")
 
 
 @pytest.mark.parametrize(

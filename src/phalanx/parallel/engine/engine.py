@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from phalanx.buffers import LaneShares
-from phalanx.errors import ConfigError
 from phalanx.group import ElasticRun, Group
 from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
 from phalanx.parallel.engine.clock import StepClock
@@ -21,7 +21,7 @@ from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.engine.step_exchange import StepExchange
-from phalanx.parallel.optimizer import Leaf, Leaves, Weights
+from phalanx.parallel.optimizer import Leaf, Leaves
 from phalanx.parallel.reduction import Exchange, clip_factor, refuse_synced_norms
 
 Result = TypeVar("Result")
@@ -62,27 +62,21 @@ class Engine:
         named = list_trained(model)
         if lanes > 1:
             refuse_synced_norms(model)
-        if zero and self._run:
-            raise ConfigError("a run whose members change cannot share the optimizer yet: leave zero out")
         if isinstance(exchange, Group):  # else config, seed and checkpoint decide, and digests tell if weights differ
             begin_alike(model, exchange)
         parameters = [parameter for _, parameter in named]
         self._buffers = LaneBuffers(list_buffers(model))
-        is_sharded = zero and members.size > 1
-        layout = lay_out_model(named, self._buffers.specs, buckets, is_sharded=is_sharded)
-        ownership = share_out(members, layout) if is_sharded else None
-        self._weights = Weights(parameters, ownership, members) if ownership and isinstance(members, Group) else None
-        leaves = Leaves(parameters, layout, set(ownership.of(members.rank)) if ownership else None)
-        shard = (members.rank, members.size) if ownership else (0, 1)
-        self._replica = Replica(model, leaves, make_optimizer, shard)
+        is_scattered = zero and members.size > 1 and self._run is None  # else two ranks need each gradient
+        layout = lay_out_model(named, self._buffers.specs, buckets, is_sharded=is_scattered)
+        leaves = Leaves(parameters, layout)
+        self._replica = Replica(model, leaves, make_optimizer, is_sharing=zero)
         self._exchange = StepExchange(
             members,
             layout,
+            parameters,
             leaves,
             self._buffers,
             lanes=lanes,
-            device=parameters[0].device,
-            ownership=ownership,
             is_elastic=self._run is not None,
             is_paranoid=paranoid,
         )
@@ -93,7 +87,9 @@ class Engine:
         if self._run:
             self._member = ElasticMember(self._run, self._replica, self._progress, self._exchange, self._guard)
         else:
-            self._exchange.form(members, LaneShares.even(lanes, members.size))
+            holding = share_out(members, leaves, is_sharing=zero)
+            self._exchange.form(members, LaneShares.even(lanes, members.size), holding)
+            self._replica.hold(holding, members.rank, members.size)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -221,12 +217,11 @@ class Engine:
         (self._run or members).commit(loss, digest)
         clock.end_waiting()
         with self._guard.telling():
-            self._apply()
+            self._update()
         report = Report(self.step_number, loss, norm, digest, bool(values.stops[0]), *clock.read())
-        self._replica.report = report
-        self._replica.step += 1
+        self._replica.advance(report, is_whole=not self._exchange.is_spreading)
         self._progress.clear()
-        return report
+        return self._spread_weights(report, clock) if self._exchange.is_spreading else report
 
     def _compute(self, batches: Batches) -> None:
         """Compute this rank's lanes, but those that it has kept. Buckets leave while the last lane is computed."""
@@ -244,16 +239,21 @@ class Engine:
         if 0 in own:
             values.integers[:] = progress.outcomes[0].integers
 
-    def _apply(self) -> None:
-        """Update weights and buffers, now that the step counts."""
+    def _update(self) -> None:
+        """Update the leaves that this rank holds, and the buffers, now that the step counts."""
         reducer = self._exchange.reducer
         reducer.wait_for_copies()
         self._replica.leaves.set_gradients((reducer.summary.used > 0).tolist())
         self.optimizer.step()
-        if self._weights:
-            for arrival in self._weights.begin():
-                arrival.wait()
         self._buffers.apply(self._exchange.mean_changes, self._exchange.values.integers)
+
+    def _spread_weights(self, report: Report, clock: StepClock) -> Report:
+        """Get the weights that others have updated. If the epoch ends meanwhile, the members do so in the next one."""
+        with self._guard.telling():
+            self._exchange.spread_weights()
+        compute_s, _, _ = clock.read()
+        self._replica.report, self._replica.is_whole = replace(report, compute_s=compute_s), True
+        return self._replica.report
 
     def _evaluate(self, batches: Batches) -> float:
         found = np.zeros((2, self._exchange.lanes))
