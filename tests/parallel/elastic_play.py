@@ -137,6 +137,8 @@ class Workers:
                     if report.step % 5 == 3:
                         say("state", report.step, engine.compare().hex())
                     say("held", report.step, sorted(engine._replica.held))
+                    engine.extra["taken"] = engine.extra.get("taken", 0) + 1
+                    say("extra", report.step, engine.extra["taken"])
                     say("epoch", report.step, (run.group.epoch, run.group.rank, run.group.size))
                 say("end", engine.step_number, digest_of(engine))
         except Exception as error:  # noqa: BLE001 - the test looks at it
@@ -220,7 +222,7 @@ def story_of(heard):
     """What workers found in each step, which must be the same for all, and the digests that they ended with."""
     found = {}
     for _, what, step, value in heard:
-        if what in ("report", "evaluation", "state", "end"):
+        if what in ("report", "evaluation", "state", "extra", "end"):
             assert found.setdefault((what, step), value) == value, (what, step)
     assert not [said for said in heard if said[1] == "error"]
     return found

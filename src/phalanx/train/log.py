@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from phalanx.errors import ConfigError
-from phalanx.train.plain_file import open_plain
+from phalanx.plain_file import open_plain
 from phalanx.train.record import StepRecord
 
 __all__ = ["StepLog", "StepRecord", "cut", "read_steps"]

@@ -101,6 +101,7 @@ class Trainer:
             clip=config.train.clip,
             buckets=[part.names for part in list_parts(model)],
             zero=config.run.zero,
+            schedule=self._rate,
             paranoid=config.run.paranoid,
         )
         if start:
@@ -129,9 +130,6 @@ class Trainer:
         train = self._config.train
         for step in range(self.engine.step_number, train.steps):
             began = time.perf_counter()
-            rate = learning_rate(step, peak=train.lr, least=train.min_lr, warmup=train.warmup, steps=train.steps)
-            for group in self.engine.optimizer.param_groups:
-                group["lr"] = rate
             report = self.engine.step(
                 lambda lane: self.lanes.batches(step, lane),  # noqa: B023 - called within this step
                 lambda lane: self.lanes.samples(step, lane),  # noqa: B023
@@ -145,7 +143,7 @@ class Trainer:
                 loss=report.loss,
                 loss_bits=float_bits(report.loss),
                 norm=report.norm,
-                lr=rate,
+                lr=self._rate(step),
                 digest=report.digest.hex(),
                 tokens=train.batch * self._config.data.context,
                 workers=self.exchange.size,
@@ -159,13 +157,17 @@ class Trainer:
             if is_last:
                 return
 
+    def _rate(self, step: int) -> float:
+        train = self._config.train
+        return learning_rate(step, peak=train.lr, least=train.min_lr, warmup=train.warmup, steps=train.steps)
+
     def _make_optimizer(self, leaves: list[Leaf]) -> torch.optim.Optimizer:
         """Return AdamW with weight decay for matrices but not for the weights of norms."""
         train = self._config.train
         decaying = [leaf.block for leaf in leaves if leaf.parameter.ndim > 1]
         others = [leaf.block for leaf in leaves if leaf.parameter.ndim <= 1]
         groups = [{"params": decaying, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), fused=True)
+        return torch.optim.AdamW(groups, lr=1.0, betas=(train.beta1, train.beta2), fused=True)  # times the schedule
 
 
 def _name_checkpoint(error: WeightsDiverged, saved: int) -> WeightsDiverged:

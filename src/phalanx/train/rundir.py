@@ -14,9 +14,9 @@ from typing import Self
 import msgspec
 
 from phalanx.errors import ConfigError
+from phalanx.plain_file import open_plain, read_plain
 from phalanx.train.config import Config
 from phalanx.train.config_text import parse_config
-from phalanx.train.plain_file import open_plain, read_plain
 from phalanx.train.record import Result
 
 _MOST_BYTES = 2**20  # of a config or a result

@@ -90,7 +90,7 @@ class ElasticMember:
             self._replica.is_whole,
             self._replica.describe_groups(),
             self._replica.describe_state(),
-            self._replica.extra,
+            self._replica.describe_extra(),
         )
 
     def _check_model(self, group: Group, roles: Roles) -> None:

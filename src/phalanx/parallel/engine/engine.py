@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
 from phalanx.parallel.engine.clock import StepClock
 from phalanx.parallel.engine.digest import join
 from phalanx.parallel.engine.elastic_member import ElasticMember
+from phalanx.parallel.engine.extra import encode_extra
 from phalanx.parallel.engine.guard import Guard, Samples
 from phalanx.parallel.engine.lane_run import Batch, Batches, LaneRun, Loss
 from phalanx.parallel.engine.preparation import begin_alike, lanes_of, lay_out_model, list_trained, share_out
@@ -21,7 +22,14 @@ from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.engine.step_exchange import StepExchange
-from phalanx.parallel.optimizer import Leaf, Leaves
+from phalanx.parallel.optimizer import (
+    GroupSettings,
+    Leaves,
+    MakeOptimizer,
+    Schedule,
+    ScheduledRates,
+    choose_optimizer,
+)
 from phalanx.parallel.reduction import Exchange, clip_factor, refuse_synced_norms
 
 Result = TypeVar("Result")
@@ -30,11 +38,16 @@ Result = TypeVar("Result")
 class Engine:
     """Trains a model in exact lanes. All ranks commit a step, or none does.
 
-    ``make_optimizer`` gets the leaves to update, which are blocks of the parameters, and returns an element-wise
-    optimizer of ``torch.optim`` over them. ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets``
-    lists the names of the parameters of each bucket, in any order; by default they are filled by size. With ``zero``
-    every rank gets only the leaves of its own shard and keeps only their state. The weights have the same bits.
-    ``paranoid`` checks in every step that no bit of optimizer state or gradients was changed by a fault of a machine.
+    ``optimizer`` is an element-wise class of ``torch.optim``, which gets the further ``settings``. ``groups`` gets the
+    name of a parameter and the parameter, and returns the settings in which it differs. Instead of a class,
+    ``optimizer`` may be a function that gets the leaves to update, which are blocks of the parameters, and returns an
+    optimizer over them. ``schedule`` returns for a step the factor by which all learning rates are multiplied in it.
+
+    ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets`` lists the names of the parameters of each
+    bucket, in any order; by default they are filled by size. With ``zero`` every rank updates only the
+    leaves of its own shard and keeps only their state; in an ``ElasticRun`` two ranks do so for each leaf. The weights
+    have the same bits. ``paranoid`` checks in every step that no bit of optimizer state or gradients was changed by a
+    fault of a machine.
 
     Over an ``ElasticRun`` the engine outlives the other members. If one is lost, the others compute its lanes and take
     the step with the bits that it would have had anyway. A newcomer gets the state from the members, not from its own
@@ -45,15 +58,19 @@ class Engine:
         self,
         model: torch.nn.Module,
         loss: Loss,
-        make_optimizer: Callable[[list[Leaf]], torch.optim.Optimizer],
+        optimizer: type[torch.optim.Optimizer] | MakeOptimizer,
         exchange: Exchange | ElasticRun,
         *,
+        groups: GroupSettings | None = None,
+        schedule: Schedule | None = None,
         seed: int = 0,
         clip: float = 0.0,
         buckets: Sequence[Sequence[str]] | None = None,
         zero: bool = False,
         paranoid: bool = False,
+        **settings: Any,  # what the optimizer takes
     ) -> None:
+        make_optimizer = choose_optimizer(optimizer, settings, groups)
         members = exchange.group if isinstance(exchange, ElasticRun) else exchange
         self._run = exchange if isinstance(exchange, ElasticRun) else None
         self._clip = clip
@@ -70,6 +87,7 @@ class Engine:
         layout = lay_out_model(named, self._buffers.specs, buckets, is_sharded=is_scattered)
         leaves = Leaves(parameters, layout)
         self._replica = Replica(model, leaves, make_optimizer, is_sharing=zero)
+        self._rates = ScheduledRates(self._replica.optimizer, schedule) if schedule else None
         self._exchange = StepExchange(
             members,
             layout,
@@ -98,7 +116,7 @@ class Engine:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer over this rank's leaves."""
+        """The optimizer. It keeps state for the leaves that this rank holds."""
         return self._replica.optimizer
 
     @property
@@ -111,13 +129,17 @@ class Engine:
         self._replica.step = step
 
     @property
-    def extra(self) -> bytes:
-        """Small state of your own, which newcomers to an elastic run get too."""
+    def extra(self) -> dict[str, Any]:  # Any: plain values and arrays
+        """Small state of your own, which newcomers to an elastic run get: plain values, and arrays of numpy or torch.
+
+        It must be the same on all ranks behind the same step.
+        """
         return self._replica.extra
 
     @extra.setter
-    def extra(self, extra: bytes) -> None:
-        self._replica.extra = extra
+    def extra(self, extra: Mapping[str, Any]) -> None:
+        encode_extra(extra)  # refuses what cannot be kept
+        self._replica.extra = dict(extra)
 
     def step(
         self,
@@ -171,8 +193,8 @@ class Engine:
     def compare(self) -> bytes:
         """Check that weights, buffers and optimizer state are equal on all ranks, and return a digest of all of it.
 
-        If not, all ranks raise ``WeightsDiverged``. The digest is the same for any number of ranks. With ``zero`` only
-        one rank has the optimizer state of a leaf, so the state is in the digest but cannot be compared.
+        If not, all ranks raise ``WeightsDiverged``. The digest is the same for any number of ranks. With ``zero`` the
+        optimizer state of a leaf is compared between the ranks that hold it: two in an elastic run, and else only one.
         """
         return self._until_done(lambda: self._progress.find(self._guard.compare))
 
@@ -203,10 +225,13 @@ class Engine:
         if self._is_paranoid:
             self._guard.compare()
         with self._guard.telling():
+            if self._rates:
+                self._rates.set(self.step_number)
             self._compute(batches)
             digest = join(self._replica.fingerprint())  # of what the step began with, while gradients travel
             values.set_digest(members.rank, digest)
             values.stops[:] = wants_stop
+            extra = encode_extra(self.extra)
             clock.end_computing()
             norm = reducer.finish().norm
         loss = values.loss(reducer.counts)
@@ -219,7 +244,7 @@ class Engine:
         with self._guard.telling():
             self._update()
         report = Report(self.step_number, loss, norm, digest, bool(values.stops[0]), *clock.read())
-        self._replica.advance(report, is_whole=not self._exchange.is_spreading)
+        self._replica.conclude(report, extra, is_whole=not self._exchange.is_spreading)
         self._progress.clear()
         return self._spread_weights(report, clock) if self._exchange.is_spreading else report
 

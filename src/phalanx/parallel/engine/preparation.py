@@ -67,7 +67,7 @@ def lay_out_model(
 
 def share_out(exchange: Exchange, leaves: Leaves, *, is_sharing: bool) -> Holding:
     """Return which ranks of a fixed group hold the optimizer state of which leaves: all of them, or one each."""
-    if not is_sharing:
+    if not is_sharing or exchange.size == 1:
         return Holding((tuple(range(exchange.size)),) * len(leaves.leaves))
     if not isinstance(exchange, Group):
         raise ConfigError(

@@ -7,6 +7,7 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.parallel.engine.buffers import list_buffers
+from phalanx.parallel.engine.extra import decode_extra, encode_extra
 from phalanx.parallel.engine.holders import Holding
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.engine.sync import Stance, StateSpec, describe_state, list_state, load_state, make_state
@@ -38,7 +39,8 @@ class Replica:
         """The next step."""
         self.report: Report | None = None
         """The report of the last step."""
-        self.extra = b""
+        self.extra: dict[str, Any] = {}  # Any: plain values and arrays
+        self._extra_at_report = b""
         self.held: frozenset[int] = frozenset(range(len(leaves.leaves)))
         """The numbers of the leaves whose optimizer state of this step is here. Their weights are, too."""
         self.is_whole = True
@@ -62,13 +64,19 @@ class Replica:
             self._owned = [number for number, owner in enumerate(holding.owners) if owner == rank]
             self.shard = (rank, size)
 
-    def advance(self, report: Report, *, is_whole: bool) -> None:
-        """Note that the leaves held here are updated. If this is not ``is_whole``, other weights are still to come."""
-        self.step, self.report, self.is_whole = report.step + 1, report, is_whole
-
     def fingerprint(self) -> list[int]:
         """Return a fingerprint of each weight and buffer."""
         return fingerprints([tensor for _, tensor in self.digested])
+
+    def conclude(self, report: Report, extra: bytes, *, is_whole: bool) -> None:
+        """Go on to the next step. ``extra`` is the user's state when the report is returned.
+
+        The leaves held here are updated. If this is not ``is_whole``, the weights of others are still to come.
+        """
+        self.report = report
+        self.is_whole = is_whole
+        self._extra_at_report = extra
+        self.step += 1
 
     # For a checkpoint
 
@@ -99,6 +107,13 @@ class Replica:
 
     # For newcomers to an elastic run
 
+    def describe_extra(self) -> bytes:
+        """Return the user's state as it was when the last report was returned.
+
+        A newcomer begins with that report, and changes the state behind it as the others have done.
+        """
+        return self._extra_at_report if self.report else encode_extra(self.extra)
+
     def describe_groups(self) -> list[dict[str, Any]]:  # Any: numbers, words and None, as optimizers have them
         """Return the settings of the optimizer's groups."""
         left_out = ("params", "param_names")
@@ -125,7 +140,11 @@ class Replica:
         self.held, self.is_whole = frozenset(), is_whole
         for group, settings in zip(self.optimizer.param_groups, source.settings, strict=True):
             group.update(settings)
-        self.step, self.report, self.extra = source.step, source.report, source.extra
+        extra = decode_extra(source.extra)
+        self.extra.clear()  # and not replaced: the user may have a name for it
+        self.extra.update(extra)
+        self._extra_at_report = source.extra
+        self.step, self.report = source.step, source.report
 
     def take_over(self, numbers: Iterable[int], specs: Iterable[StateSpec], state: Iterable[torch.Tensor]) -> None:
         """Hold these leaves, too. Their optimizer state has arrived."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from phalanx.checkpoint import Label, locate, parse_label
 from phalanx.errors import ConfigError
-from phalanx.parallel.optimizer.labels import Label, locate, parse_label
 from phalanx.parallel.optimizer.leaf import Leaf
 
 Labelled = Mapping[str, torch.Tensor]

@@ -1,19 +1,10 @@
-"""Checkpoints: safetensors files and a manifest of their hashes, written so that a complete one is always there."""
+"""The checkpoints of runs: what must be in them, finding them, describing them, and merging their shards."""
 
-from phalanx.train.checkpoint.contents import Best, BundleFacts, RunFacts, parse_facts
+from phalanx.checkpoint import Checkpoint, cut, prune, save, save_together
 from phalanx.train.checkpoint.describe import Amount, Description, describe_checkpoint
+from phalanx.train.checkpoint.facts import Best, BundleFacts, RunFacts, parse_facts
 from phalanx.train.checkpoint.merge import merge_shards
-from phalanx.train.checkpoint.store import (
-    Checkpoint,
-    cut,
-    list_checkpoints,
-    load,
-    load_for_resume,
-    load_latest,
-    prune,
-    save,
-)
-from phalanx.train.checkpoint.together import save_together
+from phalanx.train.checkpoint.store import list_checkpoints, load, load_for_resume, load_latest
 
 __all__ = [
     "Amount",

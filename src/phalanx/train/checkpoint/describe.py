@@ -5,8 +5,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from phalanx.parallel import parse_label
-from phalanx.train.checkpoint.shard_files import Tensors, list_shards, unite
+from phalanx.checkpoint import Tensors, list_shards, parse_label, unite
 from phalanx.train.checkpoint.store import read_chosen
 
 

@@ -4,12 +4,9 @@ from pathlib import Path
 
 import torch
 
+from phalanx.checkpoint import TENSORS, JoinedTensor, Sources, Tensors, collect_spans, parse_label, unite, write
 from phalanx.errors import ConfigError
-from phalanx.parallel import parse_label
-from phalanx.train.checkpoint.draft import Sources, write
-from phalanx.train.checkpoint.shard_files import Tensors, collect_spans, unite
 from phalanx.train.checkpoint.store import read_chosen
-from phalanx.train.checkpoint.tensor_file import TENSORS, JoinedTensor
 
 
 def merge_shards(path: Path, out: Path) -> Path:

@@ -1,59 +1,20 @@
-"""Saving checkpoints, finding them again, and loading them."""
+"""Finding and loading the checkpoints of runs."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import torch
-
+from phalanx.checkpoint import Checkpoint, Content, find_checkpoints, is_checkpoint, read, step_of
+from phalanx.checkpoint import load as load_any
 from phalanx.errors import ConfigError
-from phalanx.train.checkpoint.contents import RunFacts, parse_facts
-from phalanx.train.checkpoint.draft import remove, write
-from phalanx.train.checkpoint.reader import Content, read
-from phalanx.train.checkpoint.shard_files import unite
+from phalanx.train.checkpoint.facts import RunFacts, find_fault, parse_facts
 from phalanx.train.config import ModelConfig
 from phalanx.train.rundir import RunDir
 
-_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Everything a run needs to continue after ``step`` steps.
-
-    ``files`` are named sets of tensors, such as "model" and "optimizer". ``facts`` is anything that JSON can hold.
-    """
-
-    step: int
-    files: Mapping[str, Mapping[str, torch.Tensor]]
-    facts: Mapping[str, Any]  # Any: what JSON can hold has no better type
-
-    def __post_init__(self) -> None:
-        if msgspec.json.decode(msgspec.json.encode(self.facts)) != self.facts:
-            raise ConfigError(f"the facts of a checkpoint must be equal after a round trip through JSON: {self.facts}")
-
-
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write the checkpoint to the disk; return its directory.
-
-    The files are written under a temporary name beside it, which is renamed at the end. If that fails, nothing stays.
-    A complete checkpoint of the same step with the same tensors is kept as it is; any other is replaced.
-    """
-    return write(folder, checkpoint.step, checkpoint.files, checkpoint.facts)
-
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint after checking the size and the hash of every file. A damaged checkpoint is a ConfigError.
-
-    The tensors are on the CPU and mapped from the files, which may be removed meanwhile. A set that was written in
-    shards comes back as one set with the labels of all shards.
-    """
-    manifest, facts, sets = read(path)
-    return Checkpoint(manifest.step, {name: unite(shards) for name, shards in sets.items()}, facts)
+    """Read a checkpoint after checking every file, and its tensors by its facts. A damaged one is a ConfigError."""
+    return load_any(path, find_fault)
 
 
 def load_for_resume(folder: Path, step: int | None = None, model: ModelConfig | None = None) -> Checkpoint:
@@ -61,7 +22,7 @@ def load_for_resume(folder: Path, step: int | None = None, model: ModelConfig | 
 
     If it is damaged, the ConfigError names an earlier complete one: people decide whether to lose the steps between.
     """
-    found = _find(folder)
+    found = find_checkpoints(folder)
     if not found:
         raise ConfigError(f"there is no checkpoint in {folder} to resume from: start again without --resume")
     wanted = max(found) if step is None else step
@@ -74,7 +35,7 @@ def load_for_resume(folder: Path, step: int | None = None, model: ModelConfig | 
         whole = _find_whole(found[wanted], model)
         if whole is None:
             raise ConfigError(f"{error}; no earlier one is complete: start again without --resume") from error
-        offer = f"--resume {folder.parent} --from-step {_step_of(whole)}"
+        offer = f"--resume {folder.parent} --from-step {step_of(whole)}"
         raise ConfigError(f"{error}; {whole.name} is complete: resume from it with {offer}") from error
 
 
@@ -88,7 +49,7 @@ def load_latest(path: Path, model: ModelConfig | None = None) -> Checkpoint:
 def read_chosen(path: Path) -> Content:
     """Return what is in a checkpoint. If it is damaged, the ConfigError names an earlier complete one in its folder."""
     with _offering_earlier(path):
-        return read(path)
+        return read(path, find_fault)
 
 
 @contextmanager
@@ -106,40 +67,13 @@ def list_checkpoints(path: Path) -> list[Path]:
     itself = path.resolve()
     if not itself.is_dir():
         raise ConfigError(f"there is no directory {path}: name a checkpoint, or a run that has some")
-    if _NAME.fullmatch(itself.name):
+    if is_checkpoint(itself):
         return [itself]
     run = RunDir(path)
-    found = list(_find(run.checkpoints if run.config.is_file() else path).values())
+    found = list(find_checkpoints(run.checkpoints if run.config.is_file() else path).values())
     if not found:
         raise ConfigError(f"there is no checkpoint in {path}: name one, or a run that has some")
     return found
-
-
-def prune(folder: Path, keep: int, best_step: int | None = None) -> None:
-    """Remove all checkpoints except the last ``keep`` and the one of ``best_step``."""
-    if keep < 1:
-        raise ConfigError(f"at least 1 checkpoint must be kept, not {keep}")
-    found = _find(folder)
-    for step in sorted(found)[:-keep]:
-        if step != best_step:
-            remove(found[step])
-
-
-def cut(folder: Path, step: int) -> None:
-    """Remove the checkpoints after ``step``: a run that resumes there writes them again."""
-    for number, path in _find(folder).items():
-        if number > step:
-            remove(path)
-
-
-def _find(folder: Path) -> dict[int, Path]:
-    """Return all checkpoints by step, in order."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    return dict(sorted((_step_of(path), path) for path in paths if _NAME.fullmatch(path.name) and path.is_dir()))
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 def _load_of(path: Path, model: ModelConfig | None) -> Checkpoint:
@@ -156,9 +90,9 @@ def _load_of(path: Path, model: ModelConfig | None) -> Checkpoint:
 
 def _find_whole(path: Path, model: ModelConfig | None = None) -> Path | None:
     """Return the last complete checkpoint before the one at ``path``, in its folder."""
-    for step, each in reversed(_find(path.parent).items()):
+    for step, each in reversed(find_checkpoints(path.parent).items()):
         with suppress(ConfigError):
-            if step < _step_of(path):
+            if step < step_of(path):
                 _load_of(each, model)
                 return each
     return None

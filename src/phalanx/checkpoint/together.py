@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from phalanx.buffers import Array
+from phalanx.checkpoint.draft import Draft
+from phalanx.checkpoint.shard_files import ShardFile
+from phalanx.checkpoint.store import Checkpoint, save
+from phalanx.checkpoint.tensor_file import FileDigest, write_tensors
 from phalanx.errors import ConfigError
-from phalanx.train.checkpoint.draft import Draft
-from phalanx.train.checkpoint.shard_files import ShardFile
-from phalanx.train.checkpoint.store import Checkpoint, save
-from phalanx.train.checkpoint.tensor_file import FileDigest, write_tensors
 
 _HASH_BYTES = 32
 _ONE_FOLDER = "all ranks must see one folder"

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from phalanx.train.plain_file import open_plain
+from phalanx.plain_file import open_plain
 
 TENSORS = ".safetensors"
 _DTYPES = {

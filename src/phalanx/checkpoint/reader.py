@@ -1,15 +1,15 @@
 """The one reader of checkpoints: nothing of a checkpoint is used before all of it has been validated."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from phalanx.train.checkpoint.contents import Sets, find_fault, parse_facts
-from phalanx.train.checkpoint.manifest import FACTS, Manifest, check, damaged, decode
-from phalanx.train.checkpoint.shard_files import Tensors, list_shards
-from phalanx.train.checkpoint.tensor_file import TENSORS, read_tensors
+from phalanx.checkpoint.contents import Sets, find_changes, find_misfits
+from phalanx.checkpoint.manifest import FACTS, Manifest, check, damaged, decode
+from phalanx.checkpoint.shard_files import Tensors, list_shards
+from phalanx.checkpoint.tensor_file import TENSORS, read_tensors
 
 
 class Content(NamedTuple):
@@ -20,19 +20,24 @@ class Content(NamedTuple):
     sets: Sets
 
 
-def read(path: Path) -> Content:
+FindFault = Callable[[int, Mapping[str, Any], Sets], str | None]
+"""Returns what is wrong with the tensors of a checkpoint of that step and with these facts, or None."""
+
+
+def read(path: Path, find_fault: FindFault = lambda *_: None) -> Content:
     """Return what is in a checkpoint, or raise a ConfigError that names the file and says what is wrong with it.
 
-    First come the names, kinds, sizes and hashes of the files, then the facts, then types and shapes of all tensors.
+    First come the names, kinds, sizes and hashes of the files, then types and shapes of all tensors, and what
+    ``find_fault`` says. It may raise ValidationError if the facts are not complete.
     """
     manifest = check(path)
     facts = decode(path, FACTS, dict[str, Any])
+    sets = read_sets(path, manifest.files)
     try:
-        parsed = parse_facts(facts)
+        fault = next(find_misfits(sets), None) or find_fault(manifest.step, facts, sets)
     except msgspec.ValidationError as error:
         raise damaged(path, f"{FACTS} is not complete: {error}") from error
-    sets = read_sets(path, manifest.files)
-    if fault := find_fault(manifest.step, parsed, sets, manifest.tensors):
+    if fault := fault or next(find_changes(sets, manifest.tensors), None):
         raise damaged(path, fault)
     return Content(manifest, facts, sets)
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from phalanx.parallel import Label, parse_label
-from phalanx.train.checkpoint.tensor_file import TENSORS
+from phalanx.checkpoint.labels import Label, parse_label
+from phalanx.checkpoint.tensor_file import TENSORS
 
 _SHARD = re.compile(r"(.+)\.([0-9]{1,9})-of-([0-9]{1,9})" + re.escape(TENSORS))
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import torch
 
+from phalanx.checkpoint.contents import list_tensors
+from phalanx.checkpoint.manifest import FACTS, FORMAT, MANIFEST, Manifest, check
+from phalanx.checkpoint.reader import read_sets
+from phalanx.checkpoint.tensor_file import TENSORS, FileDigest, JoinedTensor, write_file, write_tensors
 from phalanx.errors import ConfigError
-from phalanx.train.checkpoint.contents import list_tensors
-from phalanx.train.checkpoint.manifest import FACTS, FORMAT, MANIFEST, Manifest, check
-from phalanx.train.checkpoint.reader import read_sets
-from phalanx.train.checkpoint.tensor_file import TENSORS, FileDigest, JoinedTensor, write_file, write_tensors
 
 Sources = Mapping[str, torch.Tensor | JoinedTensor]
 Facts = Mapping[str, Any]  # Any: what JSON can hold has no better type

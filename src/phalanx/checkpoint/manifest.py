@@ -7,10 +7,10 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from phalanx.checkpoint.shard_files import ShardFile, list_shards
+from phalanx.checkpoint.tensor_file import TENSORS, FileDigest, find_damage
 from phalanx.errors import ConfigError
-from phalanx.train.checkpoint.shard_files import ShardFile, list_shards
-from phalanx.train.checkpoint.tensor_file import TENSORS, FileDigest, find_damage
-from phalanx.train.plain_file import read_plain
+from phalanx.plain_file import read_plain
 
 FACTS = "facts.json"
 MANIFEST = "manifest.json"
