@@ -171,8 +171,8 @@ DEATHS = {
     "update": lambda engine: _die_before(engine, "_update", _at_step(engine, 7)),
     "all-gather": lambda engine: _die_before(engine._exchange, "spread_weights", _at_step(engine, 8)),
     "arrival": lambda engine: _die_before(Arrival, "wait", _at_step(engine, 8)),
-    "sending": lambda _: _die_before(elastic_member, "exchange", lambda _, outgoing, __: outgoing),
-    "receiving": lambda _: _die_before(elastic_member, "exchange", lambda _, __, incoming: incoming),
+    "sending": lambda _: _die_before(elastic_member, "hand_over", lambda _, outgoing, __: outgoing),
+    "receiving": lambda _: _die_before(elastic_member, "hand_over", lambda _, __, incoming: incoming),
     "comparison": lambda engine: _die_before(engine._member._guard, "compare", _on_entering(engine)),
     "dropping": lambda engine: _die_before(engine._replica, "hold", _on_entering(engine)),
 }

@@ -16,7 +16,7 @@ from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.step_exchange import StepExchange
 from phalanx.parallel.engine.sync import Roles, Stance, StateSpec, choose_roles, kept_lanes, specs_by_leaf, tell
-from phalanx.parallel.engine.transfer import exchange, spread
+from phalanx.parallel.engine.transfer import copy_to_newcomers, hand_over
 from phalanx.parallel.optimizer import Leaf
 from phalanx.parallel.reduction import broadcast, compare
 
@@ -120,7 +120,7 @@ class ElasticMember:
         """
         replica = self._replica
         if roles.newcomers:
-            spread(group, roles.holders, roles.newcomers, [tensor.data for _, tensor in replica.tensors])
+            copy_to_newcomers(group, roles.holders, roles.newcomers, [tensor.data for _, tensor in replica.tensors])
         outgoing: dict[int, list[torch.Tensor]] = defaultdict(list)
         incoming: dict[int, list[torch.Tensor]] = defaultdict(list)
         specs: list[StateSpec] = []
@@ -134,7 +134,7 @@ class ElasticMember:
                 incoming[source] += made if is_whole else [replica.leaves.leaves[block].block.data, *made]
                 specs += described[source][block]
                 state += made
-        exchange(group, outgoing, incoming)
+        hand_over(group, outgoing, incoming)
         if group.rank in roles.newcomers:
             replica.follow(stances[roles.source], is_whole=is_whole)
             self._progress.clear()

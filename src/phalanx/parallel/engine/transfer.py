@@ -54,7 +54,9 @@ class TensorBytes:
             yield self._rows[number][max(chunk.start - start, 0) : chunk.stop - start]
 
 
-def spread(group: Group, holders: Sequence[int], newcomers: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+def copy_to_newcomers(
+    group: Group, holders: Sequence[int], newcomers: Sequence[int], tensors: Sequence[torch.Tensor]
+) -> None:
     """Copy tensors from the holders to the newcomers. Each holder sends an even part, and all send at the same time."""
     content = TensorBytes(tensors)
     parts = [_Part(content, even_part(content.span.stop, len(holders), place)) for place in range(len(holders))]
@@ -65,7 +67,7 @@ def spread(group: Group, holders: Sequence[int], newcomers: Sequence[int], tenso
         content.store()
 
 
-def exchange(
+def hand_over(
     group: Group, outgoing: Mapping[int, Sequence[torch.Tensor]], incoming: Mapping[int, Sequence[torch.Tensor]]
 ) -> None:
     """Send tensors to some members and receive others, by rank, all at the same time."""
