@@ -127,7 +127,8 @@ def test_workers_go_on_when_their_coordinator_is_killed_and_started_again_on_its
     assert story_of(heard) == calm(steps=40)
 
 
-def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step():
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step(zero):
     with alone(lanes=LANES) as group:
         plain = make_engine(group)
         train(plain, 3)
@@ -136,7 +137,7 @@ def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step():
         expected = digest_of(plain)
 
     with phalanx.join_run(lanes=LANES, step=3) as run:
-        engine = make_engine(run, seed=8)  # other weights than those that are loaded
+        engine = make_engine(run, seed=8, zero=zero)  # other weights than those that are loaded
         engine.load_state(state, 3)
         reports = list(engine.train(lambda step, lane: batches_of(step)(lane), 5))
 

@@ -43,6 +43,8 @@ class TensorBytes:
     def store(self) -> None:
         """Copy what was written to the tensors, if it is not there."""
         for tensor, row in zip(self._tensors, self._rows, strict=True):
+            if not len(row):
+                continue  # torch cannot view no bytes as another type
             tensor.data.copy_(torch.from_numpy(row).view(tensor.dtype).view(tensor.shape))
 
     def _cut(self, chunk: slice) -> Iterator[Array]:
