@@ -25,10 +25,10 @@ class Workers:
     """Workers by number, and what they say: tuples of number, what, step and value.
 
     All processes are forked before the test starts a thread, and wait until they are started. Whoever is left at the
-    end of the block is killed.
+    end of the block is killed. Each worker calls ``behind(engine, run, report)`` behind every step.
     """
 
-    def __init__(self, count, *, steps, over="arena", stall_s=None):
+    def __init__(self, count, *, steps, over="arena", stall_s=None, behind=lambda *_: None):
         torch.set_num_threads(1)
         self._reader, self._writer = os.pipe()
         self._unread = b""
@@ -41,7 +41,7 @@ class Workers:
             if pid == 0:
                 ours.close()
                 try:
-                    self._live(number, theirs, join, steps)
+                    self._live(number, theirs, join, steps, behind)
                 finally:
                     os._exit(0)
             theirs.close()
@@ -97,7 +97,7 @@ class Workers:
             if self.pids.keys() <= ended:
                 return
 
-    def _live(self, number, begin, join, steps):
+    def _live(self, number, begin, join, steps, behind):
         words = begin.recv(1024).decode().split()
         if not words:
             return
@@ -120,6 +120,7 @@ class Workers:
                     if report.step % 3 == 2:
                         say("evaluation", report.step, engine.evaluate(batches_of(_EVALUATED)).hex())
                     engine.extra["taken"] = engine.extra.get("taken", 0) + 1
+                    behind(engine, run, report)
                     say("extra", report.step, engine.extra["taken"])
                     say("epoch", report.step, (run.group.epoch, run.group.rank, run.group.size))
                 say("end", engine.step_number, digest_of(engine))
@@ -186,7 +187,7 @@ def calm(steps):
     return story_of(heard)
 
 
-def storm(seed, *, over, size=4, kills=8, steps=30):
+def storm(seed, *, over, size=4, kills=8, steps=30, behind=lambda *_: None):
     """What workers say in a run in which some of them are killed at random moments, each replaced by a new one.
 
     There are always two that hold the state: nobody could go on if all of these were killed at once.
@@ -194,7 +195,7 @@ def storm(seed, *, over, size=4, kills=8, steps=30):
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
     heard = []
     with (
-        Workers(size + kills, steps=steps, over=over) as workers,
+        Workers(size + kills, steps=steps, over=over, behind=behind) as workers,
         Coordinator(terms=Terms(minimum=2, maximum=size)) as coordinator,
     ):
         for _ in range(size):
