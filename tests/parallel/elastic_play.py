@@ -27,10 +27,10 @@ class Workers:
     """Workers by number, and what they say: tuples of number, what, step and value.
 
     All processes are forked before the test starts a thread, and wait until they are started. Whoever is left at the
-    end of the block is killed.
+    end of the block is killed. Each worker calls ``behind(engine, run, report)`` behind every step.
     """
 
-    def __init__(self, count, *, steps, over="arena", stall_s=None, zero=False):
+    def __init__(self, count, *, steps, over="arena", stall_s=None, zero=False, behind=lambda *_: None):
         torch.set_num_threads(1)
         self._reader, self._writer = os.pipe()
         self._unread = b""
@@ -45,7 +45,7 @@ class Workers:
                 ours.close()
                 try:
                     host = f"host {number % 2}" if over == "hosts" else None
-                    self._live(number, theirs, {**join, "host": host}, steps)
+                    self._live(number, theirs, {**join, "host": host}, steps, behind)
                 finally:
                     os._exit(0)
             theirs.close()
@@ -110,7 +110,7 @@ class Workers:
             if self.pids.keys() <= ended:
                 return
 
-    def _live(self, number, begin, join, steps):
+    def _live(self, number, begin, join, steps, behind):
         words = begin.recv(1024).decode().split()
         if not words:
             return
@@ -138,6 +138,7 @@ class Workers:
                         say("state", report.step, engine.compare().hex())
                     say("held", report.step, sorted(engine._replica.held))
                     engine.extra["taken"] = engine.extra.get("taken", 0) + 1
+                    behind(engine, run, report)
                     say("extra", report.step, engine.extra["taken"])
                     say("epoch", report.step, (run.group.epoch, run.group.rank, run.group.size))
                 say("end", engine.step_number, digest_of(engine))
@@ -242,7 +243,7 @@ def calm(steps):
     return story_of(heard)
 
 
-def storm(seed, *, over, size=4, kills=8, steps=30, zero=False):
+def storm(seed, *, over, size=4, kills=8, steps=30, zero=False, behind=lambda *_: None):
     """What workers say in a run in which some of them are killed at random moments, each replaced by a new one.
 
     There are always two that hold the state: nobody could go on if all of these were killed at once. With ``zero``, the
@@ -251,7 +252,7 @@ def storm(seed, *, over, size=4, kills=8, steps=30, zero=False):
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
     heard = []
     with (
-        Workers(size + kills, steps=steps, over=over, zero=zero) as workers,
+        Workers(size + kills, steps=steps, over=over, zero=zero, behind=behind) as workers,
         Coordinator(terms=Terms(minimum=2, maximum=size)) as coordinator,
     ):
         for _ in range(size):

@@ -5,9 +5,19 @@ from phalanx.checkpoint.draft import Sources, write
 from phalanx.checkpoint.labels import Label, locate, parse_label
 from phalanx.checkpoint.reader import Content, read
 from phalanx.checkpoint.shard_files import Tensors, collect_spans, find_misfit, list_shards, unite
-from phalanx.checkpoint.store import Checkpoint, cut, find_checkpoints, is_checkpoint, load, prune, save, step_of
+from phalanx.checkpoint.store import (
+    Checkpoint,
+    cut,
+    find_checkpoints,
+    is_checkpoint,
+    latest_step,
+    load,
+    prune,
+    save,
+    step_of,
+)
 from phalanx.checkpoint.tensor_file import TENSORS, JoinedTensor
-from phalanx.checkpoint.together import save_together
+from phalanx.checkpoint.together import save_on_first, save_together
 
 __all__ = [
     "TENSORS",
@@ -26,6 +36,7 @@ __all__ = [
     "find_checkpoints",
     "find_misfit",
     "is_checkpoint",
+    "latest_step",
     "list_shards",
     "load",
     "locate",
@@ -34,6 +45,7 @@ __all__ = [
     "prune",
     "read",
     "save",
+    "save_on_first",
     "save_together",
     "step_of",
     "unite",

@@ -1,6 +1,7 @@
 """A checkpoint that is being written, under a temporary name until it is complete."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ Facts = Mapping[str, Any]  # Any: what JSON can hold has no better type
 
 def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts) -> Path:
     """Write a checkpoint to the disk and return its directory. If that fails, nothing of it stays."""
-    draft = Draft(folder, step)
+    draft = Draft(folder, step, draw_number())
     try:
         draft.begin()
         draft.finish(draft.write(files, facts))
@@ -32,20 +33,29 @@ def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts) -
     return draft.target
 
 
-class Draft:
-    """An unfinished checkpoint in the directory ``path``, which ``finish`` renames to ``target``."""
+def draw_number() -> int:
+    """Return a number for a draft that no other draft has."""
+    return secrets.randbits(48)  # exact as a float
 
-    def __init__(self, folder: Path, step: int) -> None:
+
+class Draft:
+    """An unfinished checkpoint in the directory ``path``, which ``finish`` renames to ``target``.
+
+    All who write it know its ``number``. A writer that was stopped and given up has another one, so that it cannot take
+    what its successor is writing for its own.
+    """
+
+    def __init__(self, folder: Path, step: int, number: int) -> None:
         self.folder = folder
         self.step = step
         self.target = folder / f"step-{step:08}"
-        self.path = folder / f".{self.target.name}.new"
+        self.path = folder / f".{self.target.name}.{number:x}.new"
 
     def begin(self) -> None:
         """Make the directory, and remove what killed processes have left behind."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.glob(".step-*"):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # its writer may still be at it
         self.path.mkdir()
 
     def write(self, files: Mapping[str, Sources], facts: Facts) -> dict[str, FileDigest]:

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from phalanx.buffers import LaneShares
+from phalanx.errors import ConfigError
 from phalanx.group import ElasticRun, Group
 from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
 from phalanx.parallel.engine.clock import StepClock
@@ -21,6 +23,7 @@ from phalanx.parallel.engine.preparation import begin_alike, lanes_of, lay_out_m
 from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.report import Report
+from phalanx.parallel.engine.saved import check_alike, check_joined, load_replica, read_latest, save_replica
 from phalanx.parallel.engine.step_exchange import StepExchange
 from phalanx.parallel.optimizer import (
     GroupSettings,
@@ -101,6 +104,7 @@ class Engine:
         self._lane_run = LaneRun(model, loss, parameters, self._buffers, self._exchange, seed)
         self._guard = Guard(self._replica, self._exchange, self._lane_run)
         self._progress = StepProgress()
+        self._told: int | None = None  # the last step whose report the caller has
         self._member: ElasticMember | None = None
         if self._run:
             self._member = ElasticMember(self._run, self._replica, self._progress, self._exchange, self._guard)
@@ -139,7 +143,7 @@ class Engine:
     @extra.setter
     def extra(self, extra: Mapping[str, Any]) -> None:
         encode_extra(extra)  # refuses what cannot be kept
-        self._replica.extra = dict(extra)
+        self._replica.replace_extra(extra)
 
     def step(
         self,
@@ -153,14 +157,16 @@ class Engine:
         ``samples`` returns the numbers of a lane's samples, for errors. If a gradient is not finite or weights differ,
         all ranks raise the same error and leave the weights as they were. ``wants_stop`` is reported to all ranks.
         """
-        began_at = self.step_number
 
         def take() -> Report:
-            if self._replica.report and self.step_number > began_at:  # the others took it without this rank
-                return self._replica.report
-            return self._step(batches, samples, wants_stop=wants_stop)
+            if (missed := self._missed()) is None:
+                return self._step(batches, samples, wants_stop=wants_stop)
+            self._replica.restore_extra()
+            return missed
 
-        return self._until_done(take)
+        report = self._until_done(take)
+        self._told = report.step
+        return report
 
     def train(
         self,
@@ -175,11 +181,10 @@ class Engine:
         ``batches`` and ``samples`` are given the step and the lane. A member that comes to an elastic run in the middle
         begins with the report of the last step, so that all members do the same behind each step.
         """
-        if self._member:
-            self._until_done(lambda: None)
-            if self._replica.report:
-                yield self._replica.report
-        while self.step_number < steps and not (self._replica.report and self._replica.report.wants_stop):
+        self._until_done(lambda: None)
+        while self._missed() or (
+            self.step_number < steps and not (self._replica.report and self._replica.report.wants_stop)
+        ):
             yield self.step(
                 lambda lane: batches(self.step_number, lane),
                 lambda lane: samples(self.step_number, lane),
@@ -188,7 +193,7 @@ class Engine:
 
     def evaluate(self, batches: Batches) -> float:
         """Return the mean loss over all lanes in eval mode, with the same bits for any number of ranks."""
-        return self._until_done(lambda: self._progress.find(lambda: self._evaluate(batches)))
+        return self._find(lambda: self._evaluate(batches), missed=math.nan)
 
     def compare(self) -> bytes:
         """Check that weights, buffers and optimizer state are equal on all ranks, and return a digest of all of it.
@@ -196,7 +201,7 @@ class Engine:
         If not, all ranks raise ``WeightsDiverged``. The digest is the same for any number of ranks. With ``zero`` the
         optimizer state of a leaf is compared between the ranks that hold it: two in an elastic run, and else only one.
         """
-        return self._until_done(lambda: self._progress.find(self._guard.compare))
+        return self._find(self._guard.compare, missed=b"")
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return the weights and buffers, and this rank's optimizer state, by name, for a checkpoint.
@@ -212,12 +217,52 @@ class Engine:
         """
         self._replica.load(state, step)
 
+    def save(self, folder: str | Path) -> Path:
+        """Write a checkpoint into a folder, and return its directory when the checkpoint is complete.
+
+        It has weights, buffers, optimizer state, the next step and ``extra``. All ranks call this, after the same step,
+        with the same folder. They compare their state first. Rank 0 writes; with ``zero`` every rank writes its shard.
+        If a rank cannot write, all ranks raise ConfigError and nothing stays. If a member of an elastic run is lost
+        meanwhile, the others write the checkpoint again.
+        """
+        step = self.step_number
+        if words := self._find(lambda: self._save(Path(folder)), missed=b""):
+            raise ConfigError(words.decode())
+        return Path(folder) / f"step-{step:08}"
+
+    def load(self, path: str | Path) -> bool:
+        """Load the checkpoint at a path, or the latest in a folder, and return whether there is one.
+
+        All ranks call this. Any number of ranks can load what any number has saved. In an elastic run, call it before
+        the first step, and join with ``phalanx.join_run(step=latest_step(folder))``. A newcomer to a run that has gone
+        on gets the state from the members, whatever it loads.
+        """
+        found = read_latest(Path(path))
+        if self._run:
+            check_joined(self._run, self._replica, found)
+        else:
+            check_alike(self._exchange.members, found)
+        if found:
+            load_replica(self._replica, found)
+            if not self._run:
+                self._guard.compare()
+        return found is not None
+
     def close(self) -> None:
         """Take this engine's hooks off the model. Closing twice is harmless."""
         self._lane_run.close()
 
     def _until_done(self, act: Callable[[], Result]) -> Result:
         return self._member.until_done(act) if self._member else act()
+
+    def _find(self, act: Callable[[], Result], missed: Result) -> Result:
+        """Return what the members find together behind a step, or ``missed`` if they have taken others meanwhile."""
+        return self._until_done(lambda: missed if self._missed() else self._progress.find(act))
+
+    def _missed(self) -> Report | None:
+        """Return the last report if the members took its step without this one, and its caller was not told."""
+        report = self._replica.report
+        return report if self._member and report and report.step != self._told else None
 
     def _step(self, batches: Batches, samples: Samples, *, wants_stop: bool) -> Report:
         members, reducer, values = self._exchange.members, self._exchange.reducer, self._exchange.values
@@ -247,6 +292,10 @@ class Engine:
         self._replica.conclude(report, extra, is_whole=not self._exchange.is_spreading)
         self._progress.clear()
         return self._spread_weights(report, clock) if self._exchange.is_spreading else report
+
+    def _save(self, folder: Path) -> bytes:
+        self._guard.compare()
+        return save_replica(self._replica, folder, self._exchange.members)
 
     def _compute(self, batches: Batches) -> None:
         """Compute this rank's lanes, but those that it has kept. Buckets leave while the last lane is computed."""

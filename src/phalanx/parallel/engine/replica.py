@@ -78,6 +78,16 @@ class Replica:
         self._extra_at_report = extra
         self.step += 1
 
+    def restore_extra(self) -> None:
+        """Set the user's state to what it was when the last report was returned."""
+        self.replace_extra(decode_extra(self._extra_at_report))
+
+    def replace_extra(self, extra: Mapping[str, Any]) -> None:
+        """Replace what is in the user's state. The dict stays: the user may have a name for it."""
+        kept = dict(extra)
+        self.extra.clear()
+        self.extra.update(kept)
+
     # For a checkpoint
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -135,16 +145,18 @@ class Replica:
         return make_state(specs, self.leaves.leaves, on_device=wants_on_device(self.optimizer))
 
     def follow(self, source: Stance, *, is_whole: bool) -> None:
-        """Continue where ``source`` is, without optimizer state as yet. If it ``is_whole``, all weights are here."""
+        """Continue where ``source`` is, without optimizer state as yet. If it ``is_whole``, all weights are here.
+
+        The user gets the state of ``source`` with its report, by ``restore_extra``.
+        """
         self.optimizer.state.clear()
         self.held, self.is_whole = frozenset(), is_whole
         for group, settings in zip(self.optimizer.param_groups, source.settings, strict=True):
             group.update(settings)
-        extra = decode_extra(source.extra)
-        self.extra.clear()  # and not replaced: the user may have a name for it
-        self.extra.update(extra)
-        self._extra_at_report = source.extra
         self.step, self.report = source.step, source.report
+        self._extra_at_report = source.extra
+        if self.report is None:
+            self.restore_extra()
 
     def take_over(self, numbers: Iterable[int], specs: Iterable[StateSpec], state: Iterable[torch.Tensor]) -> None:
         """Hold these leaves, too. Their optimizer state has arrived."""
