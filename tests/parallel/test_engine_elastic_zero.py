@@ -3,9 +3,15 @@
 from itertools import product
 
 import pytest
-from elastic_play import Workers, calm, last_report, storm, story_of
+import torch
+from elastic_play import LANES, Workers, calm, last_report, storm, story_of
+from engine_play import digest_of, make_engine, train
 
+import phalanx
+from phalanx.checkpoint import find_checkpoints
 from phalanx.coordinator import Coordinator, Terms
+from phalanx.errors import ConfigError
+from phalanx.group import alone
 
 STEPS = 30
 STORMS = [
@@ -127,6 +133,31 @@ def test_a_newcomer_may_die_while_it_gets_its_state(point, undisturbed):
         workers.listen_to_the_end(heard)
 
     assert story_of(heard) == undisturbed
+
+
+def test_any_checkpoint_of_a_stormy_run_has_all_state_and_can_be_continued_by_one_worker_without_zero(
+    undisturbed, tmp_path
+):
+    heard = storm(0, over="arena", zero=True, behind=lambda engine, *_: engine.save(tmp_path))
+
+    assert story_of(heard) == undisturbed
+    found = find_checkpoints(tmp_path)
+    assert list(found) == list(range(1, STEPS + 1))
+    for step in (5, 12, 19, 26):
+        with alone(lanes=LANES) as group:
+            engine = make_engine(group, seed=8)
+            engine.load(found[step])
+            train(engine, STEPS - step)
+            assert digest_of(engine) == undisturbed["end", STEPS]
+
+
+def test_a_shard_is_refused_by_a_member_that_holds_more():
+    with phalanx.join_run(lanes=LANES) as run:
+        engine = make_engine(run, zero=True)
+        state = {**engine.state(), "shard": {"rank": torch.tensor(0), "size": torch.tensor(3)}}
+
+        with pytest.raises(ConfigError, match=r"shard of rank 0 of 3, and this is rank 0 of 1 that share one"):
+            engine.load_state(state, 1)
 
 
 def test_all_halt_if_both_holders_of_some_state_die_at_once():
