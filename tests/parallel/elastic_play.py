@@ -63,10 +63,11 @@ class Workers:
         os.close(self._reader)
         os.close(self._writer)
 
-    def start(self, address, hidden=40, dies_in="nothing"):
+    def start(self, address, hidden=40, dies_in="nothing", zero=None):
         """Let the next worker join, and return its number. It kills itself at the start of ``dies_in``."""
         number, pid, begin = self._waiting.pop(0)
-        begin.sendall(f"{format_address(address)} {hidden} {dies_in}".encode())
+        zero = self._zero if zero is None else zero
+        begin.sendall(f"{format_address(address)} {hidden} {dies_in} {int(zero)}".encode())
         begin.close()
         self.pids[number] = pid
         return number
@@ -127,7 +128,7 @@ class Workers:
         try:
             joined = Join(coordinator=(parse_address(words[0]),), lanes=LANES, timeout_s=TIMEOUT_S, **join)
             with ElasticRun(joined) as run:
-                engine = make_engine(run, model=lambda: Toy(int(words[1])), zero=self._zero)
+                engine = make_engine(run, model=lambda: Toy(int(words[1])), zero=words[3] == "1")
                 if words[2] in DEATHS:
                     DEATHS[words[2]](engine)
                 for report in engine.train(batches, steps):

@@ -135,6 +135,42 @@ def test_a_newcomer_may_die_while_it_gets_its_state(point, undisturbed):
     assert story_of(heard) == undisturbed
 
 
+def test_a_whole_host_may_die_if_there_is_another(undisturbed):
+    heard = []
+    with (
+        Workers(4, steps=STEPS, over="hosts", zero=True) as workers,
+        Coordinator(terms=Terms(minimum=2, maximum=4)) as coordinator,
+    ):
+        for _ in range(4):
+            workers.start(coordinator.address)
+        for said in workers.listen():
+            heard.append(said)
+            if said[1] == "epoch" and said[3][2] == 4:
+                break
+        for number in (0, 2):
+            workers.kill(number)
+        workers.listen_to_the_end(heard)
+
+    assert story_of(heard) == undisturbed
+
+
+def test_a_newcomer_without_zero_is_refused_in_words_and_the_others_go_on(undisturbed):
+    heard = []
+    with (
+        Workers(3, steps=STEPS, zero=True) as workers,
+        Coordinator(terms=Terms(minimum=2, maximum=3)) as coordinator,
+    ):
+        workers.start(coordinator.address)
+        workers.start(coordinator.address)
+        listen_until(workers, heard, 4)
+        other = workers.start(coordinator.address, zero=False)
+        workers.listen_to_the_end(heard)
+
+    (words,) = [value for number, what, _, value in heard if number == other and what == "error"]
+    assert "rank 0 has zero=True, where rank 2 has zero=False: give all workers the same" in words
+    assert story_of([said for said in heard if said[0] != other]) == undisturbed
+
+
 def test_any_checkpoint_of_a_stormy_run_has_all_state_and_can_be_continued_by_one_worker_without_zero(
     undisturbed, tmp_path
 ):

@@ -15,7 +15,16 @@ from phalanx.parallel.engine.holders import REDUNDANCY, Holding, find_lost, shar
 from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.step_exchange import StepExchange
-from phalanx.parallel.engine.sync import Roles, Stance, StateSpec, choose_roles, kept_lanes, specs_by_leaf, tell
+from phalanx.parallel.engine.sync import (
+    Roles,
+    Stance,
+    StateSpec,
+    check_sharing,
+    choose_roles,
+    kept_lanes,
+    specs_by_leaf,
+    tell,
+)
 from phalanx.parallel.engine.transfer import copy_to_newcomers, hand_over
 from phalanx.parallel.optimizer import Leaf
 from phalanx.parallel.reduction import broadcast, compare
@@ -61,7 +70,7 @@ class ElasticMember:
         stances = tell(group, self._stance())
         roles = choose_roles(stances)
         self._exchange.members = group
-        self._check_model(group, roles)
+        self._check_alike(group, stances, roles)
         holding = self._share_out(group, stances, roles)
         if roles.is_first and not roles.newcomers:
             broadcast([tensor for _, tensor in self._replica.tensors], group)
@@ -88,19 +97,21 @@ class ElasticMember:
             self._progress.kept_lanes,
             sorted(self._replica.held),
             self._replica.is_whole,
+            self._replica.is_sharing,
             self._replica.describe_groups(),
             self._replica.describe_state(),
             self._replica.describe_extra(),
         )
 
-    def _check_model(self, group: Group, roles: Roles) -> None:
-        """Raise ConfigError if this newcomer has another model. A member waits for an epoch without the newcomer."""
+    def _check_alike(self, group: Group, stances: Sequence[Stance], roles: Roles) -> None:
+        """Raise ConfigError if this newcomer differs in its model or in ``zero``. A member waits for another epoch."""
         try:
             compare(self._replica.tensors, group)
+            check_sharing(stances, roles.source)
         except ConfigError as error:
             if group.rank in roles.newcomers or roles.is_first:
                 raise
-            raise EpochChanged(f"a worker with another model came, and must go: {error}") from error
+            raise EpochChanged(f"a worker that differs came, and must go: {error}") from error
 
     def _share_out(self, group: Group, stances: Sequence[Stance], roles: Roles) -> Holding:
         """Decide who holds which optimizer state in this epoch. Halt all members if nobody has some of it."""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
+from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.optimizer import Leaf, from_tensor, to_tensor
@@ -27,9 +28,9 @@ class Stance(msgspec.Struct, frozen=True):
 
     ``step`` is the next step of its state, and ``is_new`` says that it has never been in an epoch with others. It has
     kept the ``lanes`` of that step. It holds the optimizer state of the leaves in ``held``, whose values ``state``
-    describes, and has the weights of these; if it ``is_whole``, it has all weights. The rest is for newcomers: the
-    ``report`` of the last step, the ``results`` of what the members have found together since then, the ``settings`` of
-    the optimizer's groups, and the user's own ``extra``.
+    describes, and has the weights of these; if it ``is_whole``, it has all weights. ``is_sharing`` says whether it was
+    told to share the optimizer. The rest is for newcomers: the ``report`` of the last step, the ``results`` of what the
+    members have found together since then, the ``settings`` of the optimizer's groups, and the user's own ``extra``.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Stance(msgspec.Struct, frozen=True):
     lanes: list[int]
     held: list[int]
     is_whole: bool
+    is_sharing: bool
     settings: list[dict[str, Any]]  # Any: numbers, words and None, as optimizers have them
     state: list[StateSpec]
     extra: bytes
@@ -63,6 +65,15 @@ def choose_roles(stances: Sequence[Stance]) -> Roles:
     source = max(holders, key=lambda rank: (len(stances[rank].results), -rank))
     newcomers = tuple(rank for rank in range(len(stances)) if rank not in holders)
     return Roles(tuple(holders), source, newcomers, is_first=not old)
+
+
+def check_sharing(stances: Sequence[Stance], source: int) -> None:
+    """Raise ConfigError, the same on all members, unless all were told alike whether to share the optimizer."""
+    told = stances[source].is_sharing
+    for rank, stance in enumerate(stances):
+        if stance.is_sharing != told:
+            other = f"rank {rank} has zero={stance.is_sharing}"
+            raise ConfigError(f"rank {source} has zero={told}, where {other}: give all workers the same")
 
 
 def kept_lanes(stances: Sequence[Stance]) -> list[list[int]]:
