@@ -30,6 +30,7 @@ PUBLIC = {
     "ProtocolError",
     "ReduceOp",
     "RemoteError",
+    "StateLost",
     "Statistics",
     "TransportError",
     "WeightsDiverged",

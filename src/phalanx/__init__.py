@@ -21,6 +21,7 @@ from phalanx.errors import (
     PhalanxError,
     ProtocolError,
     RemoteError,
+    StateLost,
     TransportError,
     WeightsDiverged,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "ProtocolError",
     "ReduceOp",
     "RemoteError",
+    "StateLost",
     "Statistics",
     "TransportError",
     "WeightsDiverged",

@@ -146,5 +146,9 @@ class WeightsDiverged(Halted):
         self.parameter = parameter
 
 
+class StateLost(Halted):
+    """All workers that held some optimizer state were lost at the same time: continue from the last checkpoint."""
+
+
 class RemoteError(Halted):
     """Another rank's program failed; the message has its traceback."""

@@ -17,6 +17,7 @@ from phalanx.errors import (
     PeerLost,
     ProtocolError,
     RemoteError,
+    StateLost,
     WeightsDiverged,
 )
 from phalanx.wire import Ask, Cause, Commit, Done, Evict, Halt, Holds, Leave, Left, Reason, Refused, Revoked
@@ -219,6 +220,7 @@ def test_who_got_the_state_when_the_epoch_was_over_holds_it_all_the_same():
         (Reason.NON_FINITE, NonFiniteGradient),
         (Reason.DIVERGED, WeightsDiverged),
         (Reason.CORRUPTED, GradientCorrupted),
+        (Reason.STATE_LOST, StateLost),
         (Reason.RAISED, RemoteError),
         (Reason.STUCK, Halted),
         (Reason.UNRECORDED, Halted),

@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from coordinating import running, serving
@@ -62,3 +63,17 @@ def test_a_worker_that_is_killed_is_replaced_and_the_weights_are_those_of_one_wo
     (tmp_path / "stop").unlink()
     with running([*PHALANX, "run", "-n", 1, script, steps]) as alone:
         assert ends_of([alone]) == (digest, steps)
+
+
+def test_the_example_continues_from_its_checkpoint_with_other_workers_and_has_the_same_weights(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "elastic_gpt.py"
+
+    def train(workers, folder, steps):
+        with running([*PHALANX, "run", "-n", workers, example, tmp_path / folder, steps]) as command:
+            return ends_of([command])
+
+    train(2, "interrupted", 13)
+    continued = train(1, "interrupted", 20)
+
+    assert continued == train(3, "calm", 20)
+    assert sorted(path.name for path in (tmp_path / "interrupted").iterdir()) == ["step-00000010", "step-00000020"]

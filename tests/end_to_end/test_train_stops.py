@@ -162,7 +162,7 @@ def test_a_run_whose_workers_are_all_killed_goes_on_from_its_last_checkpoint(con
         _, err = process.communicate()
 
     assert process.returncode == 0
-    assert "phalanx: all workers were lost at once: the run goes on from the checkpoint of step " in err
+    assert "phalanx: the state of the run was lost with its workers: it goes on from the checkpoint of step " in err
     assert bits_of(run) == bits_of(whole[1])
 
 

@@ -14,6 +14,8 @@ from engine_play import LANES, Toy, batches_of, digest_of, make_engine
 
 from phalanx.coordinator import Coordinator, Journal, Terms
 from phalanx.group import ElasticRun, Join, Over
+from phalanx.parallel.engine import elastic_member
+from phalanx.parallel.optimizer import Arrival
 from phalanx.transport import format_address, parse_address
 from phalanx.wire import Address
 
@@ -25,15 +27,16 @@ class Workers:
     """Workers by number, and what they say: tuples of number, what, step and value.
 
     All processes are forked before the test starts a thread, and wait until they are started. Whoever is left at the
-    end of the block is killed.
+    end of the block is killed. Each worker calls ``behind(engine, run, report)`` behind every step.
     """
 
-    def __init__(self, count, *, steps, over="arena", stall_s=None):
+    def __init__(self, count, *, steps, over="arena", stall_s=None, zero=False, behind=lambda *_: None):
         torch.set_num_threads(1)
         self._reader, self._writer = os.pipe()
         self._unread = b""
         self._waiting = []
         self.pids = {}
+        self._zero = zero
         join = {"over": Over.TCP if over == "tcp" else Over.AUTO, "stall_s": stall_s}
         for number in range(count):
             ours, theirs = socket.socketpair()
@@ -41,7 +44,8 @@ class Workers:
             if pid == 0:
                 ours.close()
                 try:
-                    self._live(number, theirs, join, steps)
+                    host = f"host {number % 2}" if over == "hosts" else None
+                    self._live(number, theirs, {**join, "host": host}, steps, behind)
                 finally:
                     os._exit(0)
             theirs.close()
@@ -59,10 +63,11 @@ class Workers:
         os.close(self._reader)
         os.close(self._writer)
 
-    def start(self, address, hidden=40):
-        """Let the next worker join, and return its number."""
+    def start(self, address, hidden=40, dies_in="nothing", zero=None):
+        """Let the next worker join, and return its number. It kills itself at the start of ``dies_in``."""
         number, pid, begin = self._waiting.pop(0)
-        begin.sendall(f"{format_address(address)} {hidden}".encode())
+        zero = self._zero if zero is None else zero
+        begin.sendall(f"{format_address(address)} {hidden} {dies_in} {int(zero)}".encode())
         begin.close()
         self.pids[number] = pid
         return number
@@ -87,6 +92,15 @@ class Workers:
             line, _, self._unread = self._unread.partition(b"\n")
             yield ast.literal_eval(line.decode())
 
+    def catch_up(self, heard):
+        """Add what workers have said so far to ``heard``."""
+        while b"\n" in self._unread or select.select([self._reader], [], [], 0)[0]:
+            heard.append(next(self.listen()))
+
+    def wait_for_death(self, number):
+        """Return when a worker that kills itself is dead."""
+        os.waitpid(self.pids.pop(number), 0)
+
     def listen_to_the_end(self, heard):
         """Add what workers say to ``heard`` until all that are left have ended."""
         ended = {number for number, what, _, _ in heard if what in ("end", "error")}
@@ -97,7 +111,7 @@ class Workers:
             if self.pids.keys() <= ended:
                 return
 
-    def _live(self, number, begin, join, steps):
+    def _live(self, number, begin, join, steps, behind):
         words = begin.recv(1024).decode().split()
         if not words:
             return
@@ -114,18 +128,57 @@ class Workers:
         try:
             joined = Join(coordinator=(parse_address(words[0]),), lanes=LANES, timeout_s=TIMEOUT_S, **join)
             with ElasticRun(joined) as run:
-                engine = make_engine(run, model=lambda: Toy(int(words[1])))
+                engine = make_engine(run, model=lambda: Toy(int(words[1])), zero=words[3] == "1")
+                if words[2] in DEATHS:
+                    DEATHS[words[2]](engine)
                 for report in engine.train(batches, steps):
                     say("report", report.step, (report.loss.hex(), report.norm.hex(), report.digest.hex()))
                     if report.step % 3 == 2:
                         say("evaluation", report.step, engine.evaluate(batches_of(_EVALUATED)).hex())
+                    if report.step % 5 == 3:
+                        say("state", report.step, engine.compare().hex())
+                    say("held", report.step, sorted(engine._replica.held))
                     engine.extra["taken"] = engine.extra.get("taken", 0) + 1
+                    behind(engine, run, report)
                     say("extra", report.step, engine.extra["taken"])
                     say("epoch", report.step, (run.group.epoch, run.group.rank, run.group.size))
                 say("end", engine.step_number, digest_of(engine))
         except Exception as error:  # noqa: BLE001 - the test looks at it
             traceback.print_exc()
             say("error", 0, f"{type(error).__name__}: {error}"[:2000])
+
+
+def _die_before(owner, name, is_time):
+    """Replace a method: it kills this process when ``is_time(*arguments)``."""
+    act = getattr(owner, name)
+
+    def die_or_act(*arguments, **options):
+        if is_time(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return act(*arguments, **options)
+
+    setattr(owner, name, die_or_act)
+
+
+def _at_step(engine, step):
+    return lambda *_: engine.step_number == step
+
+
+def _on_entering(engine):
+    """Whether the engine enters an epoch that is not the first of the run."""
+    return lambda *_: engine.step_number > 0 and not engine._member._is_in
+
+
+DEATHS = {
+    "update": lambda engine: _die_before(engine, "_update", _at_step(engine, 7)),
+    "all-gather": lambda engine: _die_before(engine._exchange, "spread_weights", _at_step(engine, 8)),
+    "arrival": lambda engine: _die_before(Arrival, "wait", _at_step(engine, 8)),
+    "sending": lambda _: _die_before(elastic_member, "hand_over", lambda _, outgoing, __: outgoing),
+    "receiving": lambda _: _die_before(elastic_member, "hand_over", lambda _, __, incoming: incoming),
+    "comparison": lambda engine: _die_before(engine._member._guard, "compare", _on_entering(engine)),
+    "dropping": lambda engine: _die_before(engine._replica, "hold", _on_entering(engine)),
+}
+"""Where a worker can kill itself: just before it does one of these."""
 
 
 class KillableCoordinator:
@@ -171,10 +224,15 @@ def story_of(heard):
     """What workers found in each step, which must be the same for all, and the digests that they ended with."""
     found = {}
     for _, what, step, value in heard:
-        if what in ("report", "evaluation", "extra", "end"):
+        if what in ("report", "evaluation", "state", "extra", "end"):
             assert found.setdefault((what, step), value) == value, (what, step)
     assert not [said for said in heard if said[1] == "error"]
     return found
+
+
+def last_report(heard):
+    """The last step that workers have reported. They may have committed one more."""
+    return max((step for _, what, step, _ in heard if what == "report"), default=0)
 
 
 def calm(steps):
@@ -186,32 +244,37 @@ def calm(steps):
     return story_of(heard)
 
 
-def storm(seed, *, over, size=4, kills=8, steps=30):
+def storm(seed, *, over, size=4, kills=8, steps=30, zero=False, behind=lambda *_: None):
     """What workers say in a run in which some of them are killed at random moments, each replaced by a new one.
 
-    There are always two that hold the state: nobody could go on if all of these were killed at once.
+    There are always two that hold the state: nobody could go on if all of these were killed at once. With ``zero``, the
+    next one is killed only when a step has begun behind the last death, and so all state has two holders again.
     """
     chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
     heard = []
     with (
-        Workers(size + kills, steps=steps, over=over) as workers,
+        Workers(size + kills, steps=steps, over=over, zero=zero, behind=behind) as workers,
         Coordinator(terms=Terms(minimum=2, maximum=size)) as coordinator,
     ):
         for _ in range(size):
             workers.start(coordinator.address)
         known, killed_in = {}, 0  # the epoch in which each worker has finished a step
+        settled_at = 0
         for said in workers.listen():
             heard.append(said)
-            number, what, _, value = said
+            number, what, step, value = said
             if what == "epoch":
                 known[number] = value[0]
             if kills == 0 or what in ("end", "error"):
                 break
             holders = [each for each in workers.pids if known.get(each, 0) > killed_in]
-            if len(holders) > 1 and chance.random() < 0.1:
+            if len(holders) > 1 and step >= settled_at and chance.random() < 0.1:
                 killed_in = max(known.values())
                 workers.kill(chance.choice(list(workers.pids)))
                 workers.start(coordinator.address)
                 kills -= 1
+                if zero:
+                    workers.catch_up(heard)
+                    settled_at = last_report(heard) + 2
         workers.listen_to_the_end(heard)
     return heard

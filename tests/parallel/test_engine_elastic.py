@@ -84,10 +84,11 @@ def test_a_newcomer_gets_the_state_and_the_last_report_from_the_others():
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_stopped_and_given_up_comes_back_and_harms_nothing():
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_worker_that_was_stopped_and_given_up_comes_back_and_harms_nothing(zero):
     heard = []
     with (
-        Workers(3, steps=40, stall_s=0.5) as workers,
+        Workers(3, steps=40, stall_s=0.5, zero=zero) as workers,
         Coordinator(terms=Terms(minimum=2, maximum=3, stall_s=0.5)) as coordinator,
     ):
         for _ in range(3):
@@ -108,10 +109,14 @@ def test_a_worker_that_was_stopped_and_given_up_comes_back_and_harms_nothing():
     assert (stopped, "end") in {said[:2] for said in heard}
 
 
-def test_workers_go_on_when_their_coordinator_is_killed_and_started_again_on_its_journal(tmp_path):
+@pytest.mark.parametrize("zero", [False, True])
+def test_workers_go_on_when_their_coordinator_is_killed_and_started_again_on_its_journal(zero, tmp_path):
     heard = []
     terms = Terms(minimum=2, maximum=3, patience_s=1.0)
-    with Workers(3, steps=40) as workers, KillableCoordinator(terms, tmp_path / "journal") as coordinator:
+    with (
+        Workers(3, steps=40, zero=zero) as workers,
+        KillableCoordinator(terms, tmp_path / "journal") as coordinator,
+    ):
         for _ in range(3):
             workers.start(coordinator.address)
         kills = {4, 11, 18}
@@ -127,7 +132,8 @@ def test_workers_go_on_when_their_coordinator_is_killed_and_started_again_on_its
     assert story_of(heard) == calm(steps=40)
 
 
-def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step():
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step(zero):
     with alone(lanes=LANES) as group:
         plain = make_engine(group)
         train(plain, 3)
@@ -136,7 +142,7 @@ def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step():
         expected = digest_of(plain)
 
     with phalanx.join_run(lanes=LANES, step=3) as run:
-        engine = make_engine(run, seed=8)  # other weights than those that are loaded
+        engine = make_engine(run, seed=8, zero=zero)  # other weights than those that are loaded
         engine.load_state(state, 3)
         reports = list(engine.train(lambda step, lane: batches_of(step)(lane), 5))
 

@@ -55,6 +55,21 @@ def test_each_rank_keeps_its_part_of_the_state():
     assert all(abs(part - whole / 3) <= 2 * 2**18 for part in parts)  # two values for each element of a block
 
 
+def test_an_optimizer_that_makes_all_its_state_at_once_keeps_only_its_part():
+    def work(group):
+        engine = make_engine(group, model=Wide, zero=True, optimizer=torch.optim.Adagrad)
+        before = len(engine.optimizer.state)
+        train(engine, 2)
+        return before, len(engine.optimizer.state), digest_of(engine)
+
+    ((whole, _, digest),) = spread(1, work)
+
+    parts = spread(3, work)
+
+    assert sum(before for before, _, _ in parts) == sum(after for _, after, _ in parts) == whole
+    assert {each for _, _, each in parts} == {digest}
+
+
 class Small(Toy):
     """Seven blocks to train."""
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from phalanx.parallel.engine.sync import Roles, Stance, choose_roles, kept_lanes
+from phalanx.errors import ConfigError
+from phalanx.parallel.engine.sync import Roles, Stance, check_sharing, choose_roles, kept_lanes
 
 
-def stance(step, *, is_new=False, results=(), lanes=()):
-    return Stance(step, is_new, None, list(results), list(lanes), [], [], b"")
+def stance(step, *, is_new=False, results=(), lanes=(), is_sharing=False):
+    return Stance(step, is_new, None, list(results), list(lanes), [], True, is_sharing, [], [], b"")
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,12 @@ def test_the_members_with_the_latest_state_give_it_to_the_others(stances, roles)
 
 def test_lanes_of_an_older_step_are_not_kept():
     assert kept_lanes([stance(7, lanes=[0, 1]), stance(6, lanes=[2, 3])]) == [[0, 1], []]
+
+
+def test_a_member_that_shares_no_optimizer_while_others_do_is_named():
+    stances = [stance(7, is_sharing=True), stance(0), stance(7, is_sharing=True)]
+
+    with pytest.raises(
+        ConfigError, match="rank 0 has zero=True, where rank 1 has zero=False: give all workers the same"
+    ):
+        check_sharing(stances, 0)

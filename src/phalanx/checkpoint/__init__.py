@@ -11,13 +11,14 @@ from phalanx.checkpoint.store import (
     find_checkpoints,
     is_checkpoint,
     is_saved,
+    latest_step,
     load,
     prune,
     save,
     step_of,
 )
 from phalanx.checkpoint.tensor_file import TENSORS, JoinedTensor
-from phalanx.checkpoint.together import save_together
+from phalanx.checkpoint.together import save_on_first, save_together
 
 __all__ = [
     "TENSORS",
@@ -37,6 +38,7 @@ __all__ = [
     "find_misfit",
     "is_checkpoint",
     "is_saved",
+    "latest_step",
     "list_shards",
     "load",
     "locate",
@@ -45,6 +47,7 @@ __all__ = [
     "prune",
     "read",
     "save",
+    "save_on_first",
     "save_together",
     "step_of",
     "unite",

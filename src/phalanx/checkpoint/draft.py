@@ -1,6 +1,7 @@
 """A checkpoint that is being written, under a temporary name until it is complete."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -31,7 +32,7 @@ def always() -> AbstractContextManager[bool]:
 
 def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts, entering: Entering = always) -> Path:
     """Write a checkpoint to the disk and return its directory. If that fails, nothing of it stays."""
-    draft = Draft(folder, step, f"{os.getpid()}")
+    draft = Draft(folder, step, draw_number())
     may_write = True
     try:
         with entering() as may_write:
@@ -50,23 +51,29 @@ def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts, e
     return draft.target
 
 
+def draw_number() -> int:
+    """Return a number for a draft that no other draft has."""
+    return secrets.randbits(48)  # exact as a float
+
+
 class Draft:
     """An unfinished checkpoint in the directory ``path``, which ``finish`` renames to ``target``.
 
-    ``mark`` is what its temporary name has that no draft of other processes has.
+    All who write it know its ``number``. A writer that was stopped and given up has another one, so that it cannot take
+    what its successor is writing for its own.
     """
 
-    def __init__(self, folder: Path, step: int, mark: str) -> None:
+    def __init__(self, folder: Path, step: int, number: int) -> None:
         self.folder = folder
         self.step = step
         self.target = folder / f"step-{step:08}"
-        self.path = folder / f".{self.target.name}{mark and '.'}{mark}.new"
+        self.path = folder / f".{self.target.name}.{number:x}.new"
 
     def begin(self) -> None:
         """Make the directory, and remove what killed processes have left behind."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.glob(".step-*"):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # its writer may still be at it
         self.path.mkdir()
 
     def write(self, files: Mapping[str, Sources], facts: Facts) -> dict[str, FileDigest]:

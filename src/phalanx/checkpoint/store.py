@@ -58,6 +58,11 @@ def load(path: Path, find_fault: FindFault = lambda *_: None) -> Checkpoint:
     return Checkpoint(manifest.step, {name: unite(shards) for name, shards in sets.items()}, facts)
 
 
+def latest_step(folder: Path | str) -> int:
+    """Return the step of the latest checkpoint in a folder, or 0 if there is none."""
+    return max(find_checkpoints(Path(folder)), default=0)
+
+
 def prune(folder: Path, keep: int, best_step: int | None = None) -> None:
     """Remove all checkpoints except the last ``keep`` and the one of ``best_step``."""
     if keep < 1:

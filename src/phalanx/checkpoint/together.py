@@ -1,4 +1,4 @@
-"""Saving a checkpoint together: every rank writes its own shard, and rank 0 everything else."""
+"""Saving a checkpoint together: rank 0 writes everything, or every rank its own shard and rank 0 everything else."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from phalanx.buffers import Array
-from phalanx.checkpoint.draft import Draft
+from phalanx.checkpoint.draft import Draft, draw_number
 from phalanx.checkpoint.shard_files import ShardFile
 from phalanx.checkpoint.store import Checkpoint, save
 from phalanx.checkpoint.tensor_file import FileDigest, write_tensors
@@ -43,18 +43,16 @@ def save_together(
     group: SavingGroup,
     *,
     name: str = "optimizer",
-    mark: str = "",
 ) -> Path:
     """Write a checkpoint whose set ``name`` is in shards, one for each rank, and return its directory.
 
     All ranks call this. Rank 0 also writes the files and facts of its ``checkpoint``; those of other ranks are
     ignored. The checkpoint is complete when this returns. If a rank cannot write, all ranks raise ConfigError and
-    nothing stays. A rank that dies may leave a draft, which the next call removes. If ranks of an earlier epoch could
-    still be writing, ``mark`` must be one that they do not have: it is a part of the draft's name.
+    nothing stays. A rank that dies may leave a draft, which the next call removes.
     """
     if group.size == 1:
         return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
-    draft = Draft(folder, checkpoint.step, mark)
+    draft = Draft(folder, checkpoint.step, _agree_on_number(group))
     shard_files = [ShardFile(name, rank, group.size) for rank in range(group.size)]
     entries: dict[str, FileDigest] = {}
 
@@ -82,6 +80,35 @@ def save_together(
     return draft.target
 
 
+def save_on_first(folder: Path, checkpoint: Checkpoint, group: SavingGroup) -> Path:
+    """Write a checkpoint on rank 0 and return its directory; the checkpoints of other ranks are ignored.
+
+    All ranks call this. The checkpoint is complete when it returns. If rank 0 cannot write, all ranks raise ConfigError
+    and nothing stays.
+    """
+    draft = Draft(folder, checkpoint.step, _agree_on_number(group))
+
+    def write() -> None:
+        if group.rank == 0:
+            draft.begin()
+            draft.finish(draft.write(checkpoint.files, checkpoint.facts))
+
+    try:
+        _do_all(write, group, draft)
+    finally:
+        if group.rank == 0:
+            draft.discard()
+    return draft.target
+
+
+def _agree_on_number(group: SavingGroup) -> int:
+    number = np.zeros(1)
+    if group.rank == 0:
+        number[0] = draw_number()
+    group.all_reduce(number)
+    return int(number[0])
+
+
 def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Draft) -> list[FileDigest]:
     """Call ``act`` on all ranks and return the digests of the files they wrote. If one fails, all raise ConfigError.
 
@@ -104,7 +131,7 @@ def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Dra
             errno.ENOENT,
             errno.EEXIST,
         ):  # the directory is missing, or is another one with files in it
-            raise ConfigError(f"rank {rank} does not see the {draft.path} of rank 0: {_ONE_FOLDER}") from cause
+            raise ConfigError(f"rank {rank} does not see the {draft.folder} of rank 0: {_ONE_FOLDER}") from cause
         if number:
             raise draft.refusal(OSError(number, os.strerror(number)), rank) from cause
     return [FileDigest(bytes(row[1:]).hex(), row[0]) for row in table[:, 1:].astype(int).tolist()]

@@ -43,7 +43,7 @@ def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times
         stop_signal=signal.SIGUSR1,  # the STOP_SIGNAL of workers
         has_ranks=config.run.transport is not Transport.STAR,
     )
-    if config.run.zero or config.run.transport is Transport.STAR:
+    if config.run.transport is Transport.STAR:
         with _star(config, credentials) as star:
             arguments = *_arguments(run, start), *star
             return local.run(replace(program, arguments=arguments), credentials)
@@ -59,7 +59,7 @@ def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times
             words = f"all workers were lost {losses + 1} times, and no checkpoint was saved between"
             raise ConfigError(f"{words}: look at why they die, then continue with --resume {run.path}")
         where = f"the checkpoint of step {start}" if start else "the beginning"
-        print(f"phalanx: all workers were lost at once: the run goes on from {where}", file=sys.stderr)
+        print(f"phalanx: the state of the run was lost with its workers: it goes on from {where}", file=sys.stderr)
 
 
 def rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -> int:

@@ -98,10 +98,8 @@ def _join(
     lanes, step = config.train.lanes, start.step if start else 0
     if star is None:
         over = "tcp" if config.run.transport is Transport.TCP else "auto"
-        enter = phalanx.connect if config.run.zero else phalanx.join_run
-        with enter(timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step) as joined:
-            group = joined.group if isinstance(joined, ElasticRun) else joined
-            if config.run.transport is Transport.ARENA and len(group.hosts) > 1:
+        with phalanx.join_run(timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step) as joined:
+            if config.run.transport is Transport.ARENA and len(joined.group.hosts) > 1:
                 raise ConfigError("workers cannot share memory here: pass --transport auto or tcp")
             yield joined
         return

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from phalanx.cli.train_work import work
-from phalanx.errors import ConfigError, JoinRefused, PhalanxError
-from phalanx.launch.supervision import LEFT
+from phalanx.errors import ConfigError, JoinRefused, PhalanxError, StateLost
+from phalanx.launch.supervision import LEFT, LOST
 from phalanx.train.rundir import RunDir
 from phalanx.transport import parse_address
 
@@ -28,7 +28,7 @@ def main() -> None:
         if given.replacement and isinstance(error, JoinRefused) and "the run is over" in str(error):
             return  # the others have finished without it
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(_REFUSED if isinstance(error, ConfigError) else 1)
+        sys.exit(_REFUSED if isinstance(error, ConfigError) else LOST if isinstance(error, StateLost) else 1)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from phalanx.errors import (
     PhalanxError,
     ProtocolError,
     RemoteError,
+    StateLost,
     WeightsDiverged,
 )
 from phalanx.wire import (
@@ -62,6 +63,7 @@ _HALTS: dict[Reason, type[Halted]] = {
     Reason.NON_FINITE: NonFiniteGradient,
     Reason.DIVERGED: WeightsDiverged,
     Reason.CORRUPTED: GradientCorrupted,
+    Reason.STATE_LOST: StateLost,
     Reason.RAISED: RemoteError,
 }
 

@@ -62,6 +62,11 @@ class ElasticRun:
         return self._group
 
     @property
+    def step(self) -> int:
+        """The next step of the run when the present epoch began."""
+        return self._welcome.step
+
+    @property
     def is_known_to_hold(self) -> int:
         """The step whose state the coordinator believes this worker to hold."""
         return self._welcome.members[self._welcome.rank].step

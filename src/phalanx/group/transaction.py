@@ -10,6 +10,7 @@ from phalanx.errors import (
     Halted,
     NonFiniteGradient,
     RemoteError,
+    StateLost,
     WeightsDiverged,
 )
 from phalanx.group.context import GroupContext, wait_for_verdict
@@ -23,6 +24,7 @@ _REASONS: dict[type[Halted], Reason] = {
     NonFiniteGradient: Reason.NON_FINITE,
     WeightsDiverged: Reason.DIVERGED,
     GradientCorrupted: Reason.CORRUPTED,
+    StateLost: Reason.STATE_LOST,
     RemoteError: Reason.RAISED,
 }
 

@@ -20,7 +20,7 @@ from phalanx.launch.nursery import Nursery
 from phalanx.launch.output import Lines, Tail, prefix, write_lines
 from phalanx.launch.rank_channel import RankChannel
 from phalanx.launch.stopping import Stopping
-from phalanx.launch.supervision import LEFT, Supervision
+from phalanx.launch.supervision import LEFT, LOST, Supervision
 from phalanx.launch.verdict import End, Name
 from phalanx.transport import shortage_in_words, usable_cpus
 
@@ -76,7 +76,7 @@ class Crew:
         self._nursery = nursery
         self.ends: list[End] = []
         self.is_lost = False
-        """Whether all workers that were in an elastic run have died, and with them its state."""
+        """Whether so many workers of an elastic run have died that its state is lost."""
         self._running: list[_Worker] = []
         with shortage_in_words("cannot start workers"):
             self._selector = selectors.DefaultSelector()
@@ -171,6 +171,7 @@ class Crew:
                         sys.stderr.write(f"phalanx: {end.name} {what}; the run goes on\n")
                     had_part = each.has_joined and code < 0 and not was_stopped
                     self.is_lost |= had_part and not any(other.has_joined for other in self._running)
+                    self.is_lost |= code == LOST
 
 
 class _Worker:

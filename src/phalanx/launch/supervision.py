@@ -5,6 +5,9 @@ from phalanx.launch.verdict import End
 LEFT = 75
 """The exit code of a worker that was asked to leave, and did. It is not replaced."""
 
+LOST = 76
+"""The exit code of a worker of a run whose state was lost with its workers. The run goes on from a checkpoint."""
+
 _ROUNDS = 5  # how often all workers may die without a step between
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 

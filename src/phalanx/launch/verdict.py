@@ -10,7 +10,7 @@ _TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)  
 _LAST_LINES = 20
 _ERROR = re.compile(
     r"^phalanx\.errors\.(PeerLost|EpochChanged|ConnectError|DeadlineExceeded|CollectiveMismatch|BadFrame|Halted"
-    r"|RemoteError|NonFiniteGradient|WeightsDiverged|GradientCorrupted): (.*)",
+    r"|RemoteError|NonFiniteGradient|WeightsDiverged|GradientCorrupted|StateLost): (.*)",
     re.MULTILINE,
 )
 # How errors name the rank that they are about, the clearest words first. The last one may begin with who tells it.

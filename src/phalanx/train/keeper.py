@@ -67,6 +67,8 @@ class Keeper:
         is_due = is_last or (record.step + 1) % self._config.run.checkpoint_every == 0
         if is_due:
             record = msgspec.structs.replace(record, state_digest=engine.compare().hex())
+        if engine.was_away:  # the others have kept this step
+            return False
         if known := engine.extra.get(_EXTRA):
             self._recent = msgspec.msgpack.decode(known, type=Recent)
         self._recent = self._recent.after(record)
@@ -175,7 +177,7 @@ class Keeper:
         state = engine.state()
         files = {"model": state["model"]} if self._members.rank == 0 else {}
         checkpoint = Checkpoint(engine.step_number, files, self._facts())
-        save_together(self._run.checkpoints, checkpoint, state["optimizer"], self._members, mark=f"{self._epoch}")
+        save_together(self._run.checkpoints, checkpoint, state["optimizer"], self._members)
 
     def _entering(self) -> AbstractContextManager[bool]:
         return self._fence.enter(self._epoch)

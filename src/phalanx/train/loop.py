@@ -157,7 +157,9 @@ class Trainer:
             lanes.batches, train.steps, samples=lanes.samples, wants_stop=wants_stop, wants_leave=wants_leave
         ):
             is_last = report.wants_stop or report.step + 1 == train.steps
-            yield self._record(report, time.perf_counter() - began, is_last=is_last), is_last
+            record = self._record(report, time.perf_counter() - began, is_last=is_last)
+            if not self.engine.was_away:  # else the others have kept this step
+                yield record, is_last
             began = time.perf_counter()
 
     def _record(self, report: Report, seconds: float, *, is_last: bool) -> StepRecord:

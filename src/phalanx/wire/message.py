@@ -74,6 +74,8 @@ class Reason(Enum):
     """Ranks that must hold the same weights do not."""
     CORRUPTED = "corrupted"
     """A gradient changed in memory, or was added up wrongly."""
+    STATE_LOST = "state-lost"
+    """All ranks that held a part of the optimizer state are gone."""
     RAISED = "raised"
     """A rank's own program failed."""
     STUCK = "stuck"

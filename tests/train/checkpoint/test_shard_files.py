@@ -7,6 +7,7 @@ import torch
 from checkpoint_play import alter, assert_same, names, remove, truncate
 from shard_play import SIZE, cut, make_seats, make_whole, save_by_threads, save_shards
 
+from phalanx.checkpoint import draft
 from phalanx.errors import ConfigError
 from phalanx.testing import World
 from phalanx.testing.hostile import repair_hashes, rewrite_tensors
@@ -281,14 +282,15 @@ def test_a_rank_that_does_not_see_rank_0s_folder_is_named_on_all(tmp_path):
     errors = save_by_threads(folders, whole, cut(whole.files["optimizer"]))
 
     assert all(isinstance(error, ConfigError) for error in errors)
-    expected = f"rank 2 does not see the {tmp_path}/first/.step-00000005.new of rank 0: all ranks must see one folder"
+    expected = f"rank 2 does not see the {tmp_path}/first of rank 0: all ranks must see one folder"
     assert str(errors[0]) == expected
     assert names(tmp_path / "first") == []
 
 
-def test_a_shard_that_rank_0_does_not_see_is_named(tmp_path):
+def test_a_shard_that_rank_0_does_not_see_is_named(tmp_path, monkeypatch):
     whole, folders = make_whole(5), [tmp_path / "first", tmp_path / "other"]
-    (tmp_path / "other" / ".step-00000005.new").mkdir(parents=True)
+    (tmp_path / "other" / ".step-00000005.7.new").mkdir(parents=True)
+    monkeypatch.setattr(draft.secrets, "randbits", lambda _: 7)
 
     error, _ = save_by_threads(folders, whole, cut(whole.files["optimizer"], 2))
 

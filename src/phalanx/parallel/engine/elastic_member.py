@@ -1,17 +1,32 @@
 """A member of an elastic run: it enters each epoch with the state of the others, and acts until it succeeds."""
 
 import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
+
 from phalanx.buffers import LaneShares
-from phalanx.errors import ConfigError, EpochChanged
+from phalanx.errors import ConfigError, EpochChanged, StateLost
 from phalanx.group import ENDS_EPOCH, ElasticRun, Group
 from phalanx.parallel.engine.guard import Guard
+from phalanx.parallel.engine.holders import REDUNDANCY, Holding, find_lost, share_state
 from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.step_exchange import StepExchange
-from phalanx.parallel.engine.sync import Roles, Stance, choose_roles, kept_lanes, tell, transfer
+from phalanx.parallel.engine.sync import (
+    Roles,
+    Stance,
+    StateSpec,
+    check_sharing,
+    choose_roles,
+    kept_lanes,
+    specs_by_leaf,
+    tell,
+)
+from phalanx.parallel.engine.transfer import copy_to_newcomers, hand_over
+from phalanx.parallel.optimizer import Leaf
 from phalanx.parallel.reduction import broadcast, compare
 
 _log = logging.getLogger("phalanx")
@@ -54,17 +69,22 @@ class ElasticMember:
         """Bring all members of an epoch to the same state, and prepare their exchange."""
         stances = tell(group, self._stance())
         roles = choose_roles(stances)
-        source = stances[roles.source]
-        self._check_model(group, roles)
-        if roles.newcomers:
-            self._share_state(group, roles, source)
-        elif roles.is_first:
+        self._exchange.members = group
+        self._check_alike(group, stances, roles)
+        holding = self._share_out(group, stances, roles)
+        if roles.is_first and not roles.newcomers:
             broadcast([tensor for _, tensor in self._replica.tensors], group)
-        self._progress.learn(source.results)
-        self._exchange.form(group, LaneShares.keeping(self._exchange.lanes, kept_lanes(stances)))
-        if roles.newcomers:
-            self._guard.compare()
-        self._is_new = False
+        self._is_new &= group.rank in roles.newcomers
+        is_whole = all(stances[rank].is_whole for rank in roles.holders)
+        self._move_state(group, stances, roles, holding, is_whole=is_whole)
+        self._progress.learn(stances[roles.source].results)
+        self._exchange.form(group, LaneShares.keeping(self._exchange.lanes, kept_lanes(stances)), holding)
+        if not is_whole:
+            self._exchange.spread_weights()
+        self._replica.is_whole = True
+        if roles.newcomers or self._replica.is_sharing:
+            self._guard.compare()  # when this returns, all members have what they hold from now on
+        self._replica.hold(holding, group.rank, group.size)
         if self._run.is_known_to_hold < self._replica.step:
             self._run.hold(self._replica.step)
 
@@ -75,27 +95,69 @@ class ElasticMember:
             self._replica.report,
             self._progress.results,
             self._progress.kept_lanes,
+            sorted(self._replica.held),
+            self._replica.is_whole,
+            self._replica.is_sharing,
             self._replica.describe_groups(),
             self._replica.describe_state(),
             self._replica.describe_extra(),
         )
 
-    def _check_model(self, group: Group, roles: Roles) -> None:
-        """Raise ConfigError if this newcomer has another model. A member waits for an epoch without the newcomer."""
+    def _check_alike(self, group: Group, stances: Sequence[Stance], roles: Roles) -> None:
+        """Raise ConfigError if this newcomer differs in its model or in ``zero``. A member waits for another epoch."""
         try:
             compare(self._replica.tensors, group)
+            check_sharing(stances, roles.source)
         except ConfigError as error:
             if group.rank in roles.newcomers or roles.is_first:
                 raise
-            raise EpochChanged(f"a worker with another model came, and must go: {error}") from error
+            raise EpochChanged(f"a worker that differs came, and must go: {error}") from error
 
-    def _share_state(self, group: Group, roles: Roles, source: Stance) -> None:
-        """Give newcomers the state of those who hold it."""
-        weights = [tensor.data for _, tensor in self._replica.tensors]
-        if group.rank not in roles.newcomers:
-            transfer(group, roles, [*weights, *self._replica.list_state()])
-            return
-        state = self._replica.make_state(source.state)
-        transfer(group, roles, [*weights, *state])
-        self._replica.take_over(source, state)
-        self._progress.clear()
+    def _share_out(self, group: Group, stances: Sequence[Stance], roles: Roles) -> Holding:
+        """Decide who holds which optimizer state in this epoch. Halt all members if nobody has some of it."""
+        leaves = self._replica.leaves
+        held = [each.held if rank in roles.holders else () for rank, each in enumerate(stances)]
+        if lost := find_lost(len(leaves.leaves), held):
+            self._guard.halt(_state_lost(stances[roles.source].step, [leaves.leaves[number] for number in lost]))
+        redundancy = REDUNDANCY if self._replica.is_sharing else group.size
+        return share_state(leaves.sizes, held, group.hosts, redundancy)
+
+    def _move_state(
+        self, group: Group, stances: Sequence[Stance], roles: Roles, holding: Holding, *, is_whole: bool
+    ) -> None:
+        """Give newcomers the weights, and every member the optimizer state that it holds from now on.
+
+        If a member is not ``is_whole``, the weights of a leaf travel with its state: only its holders surely have them.
+        """
+        replica = self._replica
+        if roles.newcomers:
+            copy_to_newcomers(group, roles.holders, roles.newcomers, [tensor.data for _, tensor in replica.tensors])
+        outgoing: dict[int, list[torch.Tensor]] = defaultdict(list)
+        incoming: dict[int, list[torch.Tensor]] = defaultdict(list)
+        specs: list[StateSpec] = []
+        state: list[torch.Tensor] = []
+        described = [specs_by_leaf(stance) for stance in stances]
+        for block, source, target in holding.handovers:
+            if source == group.rank:
+                outgoing[target] += replica.list_state(block, has_weights=not is_whole)
+            if target == group.rank:
+                made = replica.make_state(described[source][block])
+                incoming[source] += made if is_whole else [replica.leaves.leaves[block].block.data, *made]
+                specs += described[source][block]
+                state += made
+        hand_over(group, outgoing, incoming)
+        if group.rank in roles.newcomers:
+            replica.follow(stances[roles.source], is_whole=is_whole)
+            self._progress.clear()
+            self._is_new = False
+        replica.take_over([each.block for each in holding.handovers if each.target == group.rank], specs, state)
+
+
+def _state_lost(step: int, leaves: Sequence[Leaf]) -> StateLost:
+    names = sorted({leaf.name for leaf in leaves})
+    what = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other parameters"
+    return StateLost(
+        f"the optimizer state of {what} was lost before step {step}, because all workers that held it are gone: start "
+        "all workers again from the last checkpoint",
+        step=step,
+    )

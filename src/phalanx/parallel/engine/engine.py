@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from phalanx.parallel.engine.preparation import begin_alike, lanes_of, lay_out_m
 from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.report import Report
+from phalanx.parallel.engine.saved import check_alike, check_joined, load_replica, read_latest, save_replica
 from phalanx.parallel.engine.step_exchange import StepExchange
 from phalanx.parallel.optimizer import (
     GroupSettings,
@@ -28,7 +31,6 @@ from phalanx.parallel.optimizer import (
     MakeOptimizer,
     Schedule,
     ScheduledRates,
-    Weights,
     choose_optimizer,
 )
 from phalanx.parallel.reduction import Exchange, clip_factor, refuse_synced_norms
@@ -45,9 +47,10 @@ class Engine:
     optimizer over them. ``schedule`` returns for a step the factor by which all learning rates are multiplied in it.
 
     ``clip`` limits the norm of the gradient; 0 means no limit. ``buckets`` lists the names of the parameters of each
-    bucket, in any order; by default they are filled by size. With ``zero`` every rank gets only the leaves of its own
-    shard and keeps only their state. The weights have the same bits. ``paranoid`` checks in every step that no bit of
-    optimizer state or gradients was changed by a fault of a machine.
+    bucket, in any order; by default they are filled by size. With ``zero`` every rank updates only the
+    leaves of its own shard and keeps only their state; in an ``ElasticRun`` two ranks do so for each leaf. The weights
+    have the same bits. ``paranoid`` checks in every step that no bit of optimizer state or gradients was changed by a
+    fault of a machine.
 
     Over an ``ElasticRun`` the engine outlives the other members. If one is lost, the others compute its lanes and take
     the step with the bits that it would have had anyway. A newcomer gets the state from the members, not from its own
@@ -79,39 +82,36 @@ class Engine:
         named = list_trained(model)
         if lanes > 1:
             refuse_synced_norms(model)
-        if zero and self._run:
-            raise ConfigError("a run whose members change cannot share the optimizer yet: leave zero out")
         if isinstance(exchange, Group):  # else config, seed and checkpoint decide, and digests tell if weights differ
             begin_alike(model, exchange)
         parameters = [parameter for _, parameter in named]
         self._buffers = LaneBuffers(list_buffers(model))
-        is_sharded = zero and members.size > 1
-        layout = lay_out_model(named, self._buffers.specs, buckets, is_sharded=is_sharded)
-        ownership = share_out(members, layout) if is_sharded else None
-        self._weights = Weights(parameters, ownership, members) if ownership and isinstance(members, Group) else None
-        leaves = Leaves(parameters, layout, set(ownership.of(members.rank)) if ownership else None)
-        shard = (members.rank, members.size) if ownership else (0, 1)
-        self._replica = Replica(model, leaves, make_optimizer, shard)
+        is_scattered = zero and members.size > 1 and self._run is None  # else two ranks need each gradient
+        layout = lay_out_model(named, self._buffers.specs, buckets, is_sharded=is_scattered)
+        leaves = Leaves(parameters, layout)
+        self._replica = Replica(model, leaves, make_optimizer, is_sharing=zero)
         self._rates = ScheduledRates(self._replica.optimizer, schedule) if schedule else None
         self._exchange = StepExchange(
             members,
             layout,
+            parameters,
             leaves,
             self._buffers,
             lanes=lanes,
-            device=parameters[0].device,
-            ownership=ownership,
             is_elastic=self._run is not None,
             is_paranoid=paranoid,
         )
         self._lane_run = LaneRun(model, loss, parameters, self._buffers, self._exchange, seed)
         self._guard = Guard(self._replica, self._exchange, self._lane_run)
         self._progress = StepProgress()
+        self._told: int | None = None  # the last step whose report the caller has
         self._member: ElasticMember | None = None
         if self._run:
             self._member = ElasticMember(self._run, self._replica, self._progress, self._exchange, self._guard)
         else:
-            self._exchange.form(members, LaneShares.even(lanes, members.size))
+            holding = share_out(members, leaves, is_sharing=zero)
+            self._exchange.form(members, LaneShares.even(lanes, members.size), holding)
+            self._replica.hold(holding, members.rank, members.size)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -120,7 +120,7 @@ class Engine:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer over this rank's leaves."""
+        """The optimizer. It keeps state for the leaves that this rank holds."""
         return self._replica.optimizer
 
     @property
@@ -143,7 +143,7 @@ class Engine:
     @extra.setter
     def extra(self, extra: Mapping[str, Any]) -> None:
         encode_extra(extra)  # refuses what cannot be kept
-        self._replica.extra = dict(extra)
+        self._replica.replace_extra(extra)
 
     def step(
         self,
@@ -159,14 +159,16 @@ class Engine:
         all ranks raise the same error and leave the weights as they were. ``wants_stop`` is reported to all ranks;
         that all of them have ``wants_leave`` is reported as ``wants_stop`` too.
         """
-        began_at = self.step_number
 
         def take() -> Report:
-            if self._replica.report and self.step_number > began_at:  # the others took it without this rank
-                return self._replica.report
-            return self._step(batches, samples, wants_stop=wants_stop, wants_leave=wants_leave)
+            if (missed := self._missed()) is None:
+                return self._step(batches, samples, wants_stop=wants_stop, wants_leave=wants_leave)
+            self._replica.restore_extra()
+            return missed
 
-        return self._until_done(take)
+        report = self._until_done(take)
+        self._told = report.step
+        return report
 
     def train(
         self,
@@ -183,11 +185,10 @@ class Engine:
         ``batches`` and ``samples`` are given the step and the lane. A member that comes to an elastic run in the middle
         begins with the report of the last step, so that all members do the same behind each step.
         """
-        if self._member:
-            self._until_done(lambda: None)
-            if self._replica.report:
-                yield self._replica.report
-        while self.step_number < steps and not (self._replica.report and self._replica.report.wants_stop):
+        self._until_done(lambda: None)
+        while self._missed() or (
+            self.step_number < steps and not (self._replica.report and self._replica.report.wants_stop)
+        ):
             is_leaving = wants_leave()
             yield self.step(
                 lambda lane: batches(self.step_number, lane),
@@ -200,15 +201,15 @@ class Engine:
 
     def evaluate(self, batches: Batches) -> float:
         """Return the mean loss over all lanes in eval mode, with the same bits for any number of ranks."""
-        return self._until_done(lambda: self._progress.find(lambda: self._evaluate(batches)))
+        return self._find(lambda: self._evaluate(batches), missed=math.nan)
 
     def compare(self) -> bytes:
         """Check that weights, buffers and optimizer state are equal on all ranks, and return a digest of all of it.
 
-        If not, all ranks raise ``WeightsDiverged``. The digest is the same for any number of ranks. With ``zero`` only
-        one rank has the optimizer state of a leaf, so the state is in the digest but cannot be compared.
+        If not, all ranks raise ``WeightsDiverged``. The digest is the same for any number of ranks. With ``zero`` the
+        optimizer state of a leaf is compared between the ranks that hold it: two in an elastic run, and else only one.
         """
-        return self._until_done(lambda: self._progress.find(self._guard.compare))
+        return self._find(self._guard.compare, missed=b"")
 
     def together(self, act: Callable[[], None]) -> None:
         """Do something that only one rank may do in effect, such as writing a file, and return when it is done.
@@ -220,7 +221,15 @@ class Engine:
             act()
             return float(self._exchange.members.all_reduce(np.zeros(1))[0])
 
-        self._until_done(lambda: self._progress.find(do))
+        self._find(do, missed=0.0)
+
+    @property
+    def was_away(self) -> bool:
+        """Whether the others took steps without this rank, since ``step`` or ``train`` last returned a report.
+
+        What ``evaluate``, ``compare`` and ``together`` then returned is nothing. The next report is the others' last.
+        """
+        return self._missed() is not None
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return the weights and buffers, and this rank's optimizer state, by name, for a checkpoint.
@@ -236,12 +245,52 @@ class Engine:
         """
         self._replica.load(state, step)
 
+    def save(self, folder: str | Path) -> Path:
+        """Write a checkpoint into a folder, and return its directory when the checkpoint is complete.
+
+        It has weights, buffers, optimizer state, the next step and ``extra``. All ranks call this, after the same step,
+        with the same folder. They compare their state first. Rank 0 writes; with ``zero`` every rank writes its shard.
+        If a rank cannot write, all ranks raise ConfigError and nothing stays. If a member of an elastic run is lost
+        meanwhile, the others write the checkpoint again.
+        """
+        step = self.step_number
+        if words := self._find(lambda: self._save(Path(folder)), missed=b""):
+            raise ConfigError(words.decode())
+        return Path(folder) / f"step-{step:08}"
+
+    def load(self, path: str | Path) -> bool:
+        """Load the checkpoint at a path, or the latest in a folder, and return whether there is one.
+
+        All ranks call this. Any number of ranks can load what any number has saved. In an elastic run, call it before
+        the first step, and join with ``phalanx.join_run(step=latest_step(folder))``. A newcomer to a run that has gone
+        on gets the state from the members, whatever it loads.
+        """
+        found = read_latest(Path(path))
+        if self._run:
+            check_joined(self._run, self._replica, found)
+        else:
+            check_alike(self._exchange.members, found)
+        if found:
+            load_replica(self._replica, found)
+            if not self._run:
+                self._guard.compare()
+        return found is not None
+
     def close(self) -> None:
         """Take this engine's hooks off the model. Closing twice is harmless."""
         self._lane_run.close()
 
     def _until_done(self, act: Callable[[], Result]) -> Result:
         return self._member.until_done(act) if self._member else act()
+
+    def _find(self, act: Callable[[], Result], missed: Result) -> Result:
+        """Return what the members find together behind a step, or ``missed`` if they have taken others meanwhile."""
+        return self._until_done(lambda: missed if self._missed() else self._progress.find(act))
+
+    def _missed(self) -> Report | None:
+        """Return the last report if the members took its step without this one, and its caller was not told."""
+        report = self._replica.report
+        return report if self._member and report and report.step != self._told else None
 
     def _step(self, batches: Batches, samples: Samples, *, wants_stop: bool, wants_leave: bool) -> Report:
         members, reducer, values = self._exchange.members, self._exchange.reducer, self._exchange.values
@@ -266,11 +315,15 @@ class Engine:
         (self._run or members).commit(loss, digest)
         clock.end_waiting()
         with self._guard.telling():
-            self._apply()
+            self._update()
         report = Report(self.step_number, loss, norm, digest, values.is_last_step, *clock.read())
-        self._replica.conclude(report, extra)
+        self._replica.conclude(report, extra, is_whole=not self._exchange.is_spreading)
         self._progress.clear()
-        return report
+        return self._spread_weights(report, clock) if self._exchange.is_spreading else report
+
+    def _save(self, folder: Path) -> bytes:
+        self._guard.compare()
+        return save_replica(self._replica, folder, self._exchange.members)
 
     def _compute(self, batches: Batches) -> None:
         """Compute this rank's lanes, but those that it has kept. Buckets leave while the last lane is computed."""
@@ -288,16 +341,21 @@ class Engine:
         if 0 in own:
             values.integers[:] = progress.outcomes[0].integers
 
-    def _apply(self) -> None:
-        """Update weights and buffers, now that the step counts."""
+    def _update(self) -> None:
+        """Update the leaves that this rank holds, and the buffers, now that the step counts."""
         reducer = self._exchange.reducer
         reducer.wait_for_copies()
         self._replica.leaves.set_gradients((reducer.summary.used > 0).tolist())
         self.optimizer.step()
-        if self._weights:
-            for arrival in self._weights.begin():
-                arrival.wait()
         self._buffers.apply(self._exchange.mean_changes, self._exchange.values.integers)
+
+    def _spread_weights(self, report: Report, clock: StepClock) -> Report:
+        """Get the weights that others have updated. If the epoch ends meanwhile, the members do so in the next one."""
+        with self._guard.telling():
+            self._exchange.spread_weights()
+        compute_s, _, _ = clock.read()
+        self._replica.report, self._replica.is_whole = replace(report, compute_s=compute_s), True
+        return self._replica.report
 
     def _evaluate(self, batches: Batches) -> float:
         found = np.zeros((2, self._exchange.lanes))

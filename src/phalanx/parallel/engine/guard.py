@@ -35,25 +35,27 @@ class Guard:
         if not self._exchange.values.has_one_digest:
             self.compare()
             words = f"the digests of ranks differed before step {step}, although their weights are equal"
-            self._halt(WeightsDiverged(f"{words}: look for a machine whose memory fails", step=step))
+            self.halt(WeightsDiverged(f"{words}: look for a machine whose memory fails", step=step))
         if (integrity := reducer.integrity) and (error := integrity.check(step)):
-            self._halt(error)
+            self.halt(error)
         if not math.isfinite(norm) or not math.isfinite(loss):
             self._trace(batches, samples)
 
     def compare(self) -> bytes:
         """Return a digest of weights, buffers and optimizer state. Halt all ranks if they differ."""
         replica, members = self._replica, self._exchange.members
-        leaves = replica.leaves.in_model_order()
+        numbers = replica.leaves.in_model_order()
+        leaves = [replica.leaves.leaves[number] for number in numbers]
         names = [name for name, _ in replica.digested]
         prints = np.zeros((members.size, len(names) + len(leaves)))
         prints[members.rank] = [*replica.fingerprint(), *fingerprint_state(replica.optimizer.state, leaves)]
         members.all_reduce(prints.reshape(-1))
-        if replica.shard[1] > 1:  # only one rank has the state of a leaf
-            prints[:, len(names) :] = prints[:, len(names) :].sum(0)
+        for column, number in enumerate(numbers, len(names)):
+            holders = self._exchange.holding.holders[number]
+            prints[[rank for rank in range(members.size) if rank not in holders], column] = prints[holders[0], column]
         if not (prints == prints[0]).all():
             names += [f"the optimizer state of {leaf.name}" for leaf in leaves]
-            self._halt(diverged(replica.step, names, prints))
+            self.halt(diverged(replica.step, names, prints))
         return join(prints[0].astype(int).tolist())
 
     @contextmanager
@@ -70,7 +72,7 @@ class Guard:
             self._exchange.members.halt(told)
             raise
 
-    def _halt(self, error: Halted) -> NoReturn:
+    def halt(self, error: Halted) -> NoReturn:
         """Halt with an error that all ranks have found. They meet first, so that each one raises its own full error."""
         try:
             self._exchange.members.all_reduce(np.zeros(1))
@@ -94,7 +96,7 @@ class Guard:
         if guilty:
             lane, rank, number = min(guilty)
             name = layout.parameters[number].name if number >= 0 else None
-            self._halt(non_finite(step, rank=rank, lane=lane, parameter=name, samples=samples(lane)))
+            self.halt(non_finite(step, rank=rank, lane=lane, parameter=name, samples=samples(lane)))
         chunks = np.flatnonzero(~np.isfinite(reducer.summary.squares))
         name = layout.parameters[layout.parameter_of_chunk(int(chunks[0]))].name if len(chunks) else None
-        self._halt(non_finite(step, rank=None, lane=None, parameter=name))
+        self.halt(non_finite(step, rank=None, lane=None, parameter=name))

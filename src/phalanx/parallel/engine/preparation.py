@@ -6,16 +6,16 @@ import torch
 
 from phalanx.errors import ConfigError
 from phalanx.group import Group
+from phalanx.parallel.engine.holders import Holding, share_state
+from phalanx.parallel.optimizer import Leaves
 from phalanx.parallel.reduction import (
     Exchange,
     Layout,
-    Ownership,
     ParameterSpec,
     arrange,
     broadcast,
     compare,
     lay_out,
-    share_blocks,
 )
 
 _BUCKET_BYTES = 8 << 20
@@ -65,12 +65,13 @@ def lay_out_model(
     return arrange([*specs, *buffers], [*filled, *last])
 
 
-def share_out(exchange: Exchange, layout: Layout) -> Ownership:
-    """Return which rank updates which block."""
+def share_out(exchange: Exchange, leaves: Leaves, *, is_sharing: bool) -> Holding:
+    """Return which ranks of a fixed group hold the optimizer state of which leaves: all of them, or one each."""
+    if not is_sharing or exchange.size == 1:
+        return Holding((tuple(range(exchange.size)),) * len(leaves.leaves))
     if not isinstance(exchange, Group):
         raise ConfigError(
             "workers that only reach a gradient server cannot share an optimizer: leave zero out, or connect them"
         )
-    blocks = [block for bucket in layout.buckets if bucket.is_sharded for block in bucket.blocks]
-    owners = share_blocks([block.stop - block.start for block in blocks], [0] * exchange.size)
-    return Ownership(tuple(blocks), tuple(owners))
+    everything = range(len(leaves.leaves))
+    return share_state(leaves.sizes, [everything] * exchange.size, exchange.hosts, redundancy=1)

@@ -1,11 +1,15 @@
-"""The exchange of steps between the members of an epoch: gradients, changes of buffers, and values."""
+"""The exchange of steps between the members of an epoch: gradients, changes of buffers, values, and new weights."""
+
+from collections.abc import Sequence
 
 import torch
 
 from phalanx.buffers import LaneShares
+from phalanx.group import Group
 from phalanx.parallel.engine.buffers import LaneBuffers
+from phalanx.parallel.engine.holders import Holding
 from phalanx.parallel.engine.step_values import StepValues
-from phalanx.parallel.optimizer import Leaves
+from phalanx.parallel.optimizer import Leaves, Weights
 from phalanx.parallel.reduction import Exchange, Layout, Ownership, Reducer
 
 
@@ -20,39 +24,47 @@ class StepExchange:
     values: StepValues
     mean_changes: list[torch.Tensor]
     """The mean changes of floating-point buffers, once a step is exchanged."""
+    holding: Holding
+    """Which members hold the optimizer state of each leaf and update it."""
 
     def __init__(
         self,
         members: Exchange,
         layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
         leaves: Leaves,
         buffers: LaneBuffers,
         *,
         lanes: int,
-        device: torch.device,
-        ownership: Ownership | None,
         is_elastic: bool,
         is_paranoid: bool,
     ) -> None:
         self.members = members
         self._layout = layout
         self.lanes = lanes
+        self._parameters = parameters
         self._leaves = leaves
         self._buffers = buffers
-        self._device = device
-        self._ownership = ownership
         self._is_elastic = is_elastic
         self._is_paranoid = is_paranoid
+        self._weights: Weights | None = None
 
-    def form(self, members: Exchange, shares: LaneShares) -> None:
-        """Prepare the exchange between the members of an epoch, who have these shares of the lanes."""
+    def form(self, members: Exchange, shares: LaneShares, holding: Holding) -> None:
+        """Prepare the exchange between the members of an epoch, who have these shares of lanes and of the optimizer."""
         self.members = members
+        self.holding = holding
+        ownership = Ownership(self._leaves.blocks, holding.owners)
+        self._weights = None
+        if any(len(ranks) < members.size for ranks in holding.holders):
+            assert isinstance(members, Group), "only ranks that reach each other share an optimizer"
+            self._weights = Weights(self._parameters, ownership, members)
+            self._leaves.follow()
         self.reducer = Reducer(
             self._layout,
             members,
-            self._device,
+            self._parameters[0].device,
             lanes=shares,
-            ownership=self._ownership,
+            ownership=ownership,
             borrows=True,
             extra=StepValues.length(self.lanes, members.size, self._buffers.integer_count),
             paranoid=self._is_paranoid,
@@ -60,6 +72,16 @@ class StepExchange:
         )
         self.values = StepValues(self.reducer.summary.extra, self.lanes, members.size)
         means = self.reducer.means()
-        parameters = len(means) - len(self._buffers.specs)
-        self._leaves.bind(means[:parameters])
-        self.mean_changes = means[parameters:]
+        self._leaves.bind(means[: len(self._parameters)])
+        self.mean_changes = means[len(self._parameters) :]
+
+    @property
+    def is_spreading(self) -> bool:
+        """Whether there are weights that only some members update, and the others get from them."""
+        return self._weights is not None
+
+    def spread_weights(self) -> None:
+        """Get the weights that other members have updated from the owners of their blocks."""
+        if self._weights:
+            for arrival in self._weights.begin():
+                arrival.wait()

@@ -1,5 +1,6 @@
-"""The start of an epoch: the members tell each other what they hold, and newcomers get the state from those who do."""
+"""The start of an epoch: the members tell each other what they hold, and decide who gets what."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -7,14 +8,10 @@ import msgspec
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, even_part, slices
+from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.optimizer import Leaf, from_tensor, to_tensor
-from phalanx.transport import Pending
-
-_CHUNK_BYTES = 4 << 20
-_AHEAD = 2  # chunks on their way from each holder, so that a link does not wait while one is copied
 
 
 class StateSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -30,9 +27,10 @@ class Stance(msgspec.Struct, frozen=True):
     """What a member says at the start of an epoch.
 
     ``step`` is the next step of its state, and ``is_new`` says that it has never been in an epoch with others. It has
-    kept the ``lanes`` of that step. The rest is for newcomers: the ``report`` of the last step, the ``results`` of what
-    the members have found together since then, the ``settings`` of the optimizer's groups, the values of its ``state``,
-    and the user's own ``extra``.
+    kept the ``lanes`` of that step. It holds the optimizer state of the leaves in ``held``, whose values ``state``
+    describes, and has the weights of these; if it ``is_whole``, it has all weights. ``is_sharing`` says whether it was
+    told to share the optimizer. The rest is for newcomers: the ``report`` of the last step, the ``results`` of what the
+    members have found together since then, the ``settings`` of the optimizer's groups, and the user's own ``extra``.
     """
 
     step: int
@@ -40,6 +38,9 @@ class Stance(msgspec.Struct, frozen=True):
     report: Report | None
     results: list[float | bytes]
     lanes: list[int]
+    held: list[int]
+    is_whole: bool
+    is_sharing: bool
     settings: list[dict[str, Any]]  # Any: numbers, words and None, as optimizers have them
     state: list[StateSpec]
     extra: bytes
@@ -66,10 +67,27 @@ def choose_roles(stances: Sequence[Stance]) -> Roles:
     return Roles(tuple(holders), source, newcomers, is_first=not old)
 
 
+def check_sharing(stances: Sequence[Stance], source: int) -> None:
+    """Raise ConfigError, the same on all members, unless all were told alike whether to share the optimizer."""
+    told = stances[source].is_sharing
+    for rank, stance in enumerate(stances):
+        if stance.is_sharing != told:
+            other = f"rank {rank} has zero={stance.is_sharing}"
+            raise ConfigError(f"rank {source} has zero={told}, where {other}: give all workers the same")
+
+
 def kept_lanes(stances: Sequence[Stance]) -> list[list[int]]:
     """Return the lanes of the present step that each member has kept."""
     latest = max(each.step for each in stances)
     return [each.lanes if each.step == latest else [] for each in stances]
+
+
+def specs_by_leaf(stance: Stance) -> dict[int, list[StateSpec]]:
+    """Return what a member keeps for each leaf, by the number of the leaf."""
+    found: dict[int, list[StateSpec]] = defaultdict(list)
+    for spec in stance.state:
+        found[spec.leaf].append(spec)
+    return found
 
 
 def tell(group: Group, stance: Stance) -> list[Stance]:
@@ -86,9 +104,9 @@ def describe_state(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> 
     ]
 
 
-def list_state(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> list[torch.Tensor]:
-    """Return the tensors that ``describe_state`` describes."""
-    return [tensor for _, _, tensor in _state_of(optimizer, leaves)]
+def list_state(optimizer: torch.optim.Optimizer, leaf: Leaf) -> list[torch.Tensor]:
+    """Return what the optimizer keeps for a leaf, in the order of ``describe_state``."""
+    return [tensor for _, _, tensor in _state_of(optimizer, [leaf])]
 
 
 def make_state(specs: Iterable[StateSpec], leaves: Sequence[Leaf], *, on_device: bool) -> list[torch.Tensor]:
@@ -109,61 +127,9 @@ def load_state(
     specs: Iterable[StateSpec],
     tensors: Iterable[torch.Tensor],
 ) -> None:
-    """Replace the optimizer's state by what has arrived."""
-    optimizer.state.clear()
+    """Add what has arrived to the optimizer's state."""
     for spec, tensor in zip(specs, tensors, strict=True):
         optimizer.state[leaves[spec.leaf].block][spec.key] = from_tensor(tensor)
-
-
-def transfer(group: Group, roles: Roles, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy tensors from the holders to the newcomers. Each holder sends an even part, and all send at the same time."""
-    rows = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
-    total = sum(map(len, rows))
-    parts = [even_part(total, len(roles.holders), number) for number in range(len(roles.holders))]
-    if group.rank in roles.holders:
-        _send(group, roles.newcomers, rows, parts[roles.holders.index(group.rank)])
-    elif group.rank in roles.newcomers:
-        _receive(group, roles.holders, rows, parts)
-        for tensor, row in zip(tensors, rows, strict=True):
-            tensor.data.copy_(torch.from_numpy(row).view(tensor.dtype).view(tensor.shape))
-
-
-def _send(group: Group, newcomers: Sequence[int], rows: Sequence[Array], part: slice) -> None:
-    pending: list[Pending[None]] = []
-    for chunk in slices(part, _CHUNK_BYTES):
-        data = np.concatenate(list(_cut(rows, chunk)))
-        pending += [group.send_nowait(data, rank) for rank in newcomers]
-        while len(pending) > _AHEAD * len(newcomers):
-            pending.pop(0).wait()
-    for each in pending:
-        each.wait()
-
-
-def _receive(group: Group, holders: Sequence[int], rows: Sequence[Array], parts: Sequence[slice]) -> None:
-    arriving: list[tuple[slice, Array, Pending[Array]]] = []
-    chunks = [list(slices(part, _CHUNK_BYTES)) for part in parts]
-    rounds = max(map(len, chunks))
-    for number in range(rounds + _AHEAD):
-        for holder, its in zip(holders, chunks, strict=True):
-            if number < len(its):
-                data = np.empty(its[number].stop - its[number].start, np.uint8)
-                arriving.append((its[number], data, group.recv_nowait(data, holder)))
-        while arriving and (number >= rounds or len(arriving) > _AHEAD * len(holders)):
-            chunk, data, pending = arriving.pop(0)
-            pending.wait()
-            start = 0
-            for view in _cut(rows, chunk):
-                view[:] = data[start : start + len(view)]
-                start += len(view)
-
-
-def _cut(rows: Sequence[Array], chunk: slice) -> Iterator[Array]:
-    """Yield the views that make up some bytes of all rows one behind another."""
-    end = 0
-    for row in rows:
-        begin, end = end, end + len(row)
-        if begin < chunk.stop and chunk.start < end:
-            yield row[max(chunk.start - begin, 0) : chunk.stop - begin]
 
 
 def _state_of(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> Iterator[tuple[int, str, torch.Tensor]]:

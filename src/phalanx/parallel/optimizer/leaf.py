@@ -34,46 +34,58 @@ class Leaf(NamedTuple):
 
 
 class Leaves:
-    """The leaves of all blocks of a layout; this rank updates those of its ``own`` blocks, or all of them."""
+    """The leaves of all blocks of a layout. This rank updates those that it has chosen, at first all of them."""
 
-    def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], layout: Layout, own: Collection[Block] | None = None
-    ) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], layout: Layout) -> None:
         self.leaves: list[Leaf] = []
+        self.blocks = tuple(block for bucket in layout.buckets if not bucket.is_buffer for block in bucket.blocks)
+        """The block of each leaf."""
         self._gradients: list[torch.Tensor] = []
-        self._blocks = [block for bucket in layout.buckets if not bucket.is_buffer for block in bucket.blocks]
-        for block in self._blocks:
+        for block in self.blocks:
             parameter, name = parameters[block.parameter], layout.parameters[block.parameter].name
             if not parameter.is_contiguous():
                 raise ConfigError(
                     f"{name} is not contiguous: assign parameter.data = parameter.data.contiguous() first"
                 )
-            view = torch.nn.Parameter(parameter.data.view(-1)[block.start : block.stop])
-            self.leaves.append(Leaf(name, parameter, view, block.start))
-        chosen = [number for number, block in enumerate(self._blocks) if own is None or block in own]
-        self._chosen = chosen
-        self.own = [self.leaves[number] for number in chosen]
+            leaf = Leaf(name, parameter, torch.nn.Parameter(_view(parameter, block)), block.start)
+            self.leaves.append(leaf)
+        self._chosen: Collection[int] = range(len(self.leaves))
 
     @property
-    def nothing(self) -> Leaf:
-        """A leaf without elements, for the optimizer of a rank that owns none: torch's want at least one."""
-        first = self.leaves[0]
-        return Leaf(first.name, first.parameter, torch.nn.Parameter(first.block.data[:0]))
+    def sizes(self) -> list[int]:
+        """The elements of each leaf."""
+        return [block.stop - block.start for block in self.blocks]
+
+    @property
+    def own(self) -> list[Leaf]:
+        """The leaves that this rank updates."""
+        return [self.leaves[number] for number in self._chosen]
+
+    def choose(self, numbers: Collection[int]) -> None:
+        """Update only the leaves with these numbers from now on."""
+        self._chosen = sorted(numbers)
+        for leaf in self.leaves:
+            leaf.block.grad = None
+
+    def follow(self) -> None:
+        """Let every leaf be a view of its parameter again, which may have moved to other memory."""
+        for block, leaf in zip(self.blocks, self.leaves, strict=True):
+            leaf.block.data = _view(leaf.parameter, block)
 
     def bind(self, means: Sequence[torch.Tensor]) -> None:
         """Let every block use the mean of its parameter as its gradient from now on."""
-        self._gradients = [means[block.parameter][block.start : block.stop] for block in self._blocks]
+        self._gradients = [means[block.parameter][block.start : block.stop] for block in self.blocks]
 
     def set_gradients(self, is_used: Sequence[bool]) -> None:
         """Give this rank's blocks their gradients; none to blocks of a parameter that no lane used."""
         for number in self._chosen:
-            block, leaf, gradient = self._blocks[number], self.leaves[number], self._gradients[number]
+            block, leaf, gradient = self.blocks[number], self.leaves[number], self._gradients[number]
             leaf.block.grad = gradient if is_used[block.parameter] else None
 
-    def in_model_order(self) -> list[Leaf]:
-        """Return the leaves, parameter after parameter, however these are spread over buckets."""
-        places = [(block.parameter, block.start) for block in self._blocks]
-        return [self.leaves[number] for number in sorted(range(len(places)), key=places.__getitem__)]
+    def in_model_order(self) -> list[int]:
+        """Return the numbers of the leaves, parameter after parameter, however these are spread over buckets."""
+        places = [(block.parameter, block.start) for block in self.blocks]
+        return sorted(range(len(places)), key=places.__getitem__)
 
 
 def check_taken(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> None:
@@ -90,3 +102,7 @@ def check_taken(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> Non
             f"an engine's optimizer updates the leaves, but {len(taken)} of its parameters are none of the leaves: "
             f"{advice}"
         )
+
+
+def _view(parameter: torch.nn.Parameter, block: Block) -> torch.Tensor:
+    return parameter.data.view(-1)[block.start : block.stop]
