@@ -10,11 +10,14 @@ import typer
 import phalanx
 from phalanx.cli.options import Patience, Stall
 from phalanx.cli.streams import go_on_without_output
+from phalanx.cli.train_chaos import describe_chaos, summarize
 from phalanx.cli.train_launch import launch, rewind
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
-from phalanx.coordinator import parse_workers
+from phalanx.coordinator import parse_workers, read_events
 from phalanx.errors import ConfigError
+from phalanx.launch.chaos import parse_chaos, plan_strikes
 from phalanx.launch.env import read_times
+from phalanx.launch.storm import Weather
 from phalanx.train import require_torch
 from phalanx.train.config import Config, Device, RunConfig, Transport
 from phalanx.train.config_text import explain_config, format_config, parse_config
@@ -24,6 +27,7 @@ from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.train.shapes import count_parameters
 
 _GRACE_S = 120.0  # for the current step and a checkpoint
+_CHAOS_STALL_S = 3.0  # workers that are stopped on purpose shall not hold the others up for long
 _MAY_CHANGE = ("run.", "train.steps", "data.path")
 _REFUSED = 2  # the status of a worker that was asked for something impossible
 _STAR_S = 600.0  # how long workers wait for each other
@@ -83,6 +87,15 @@ def train(
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the config and exit.")] = False,
     patience: Patience = None,
     stall: Stall = None,
+    chaos: Annotated[
+        str | None,
+        typer.Option(
+            metavar="kill=20,stop=5",
+            help="Let failures happen on purpose, so often: kill, stop, segfault, cut, hang, host, join, coordinator.",
+            show_default=False,
+        ),
+    ] = None,
+    chaos_seed: Annotated[int, typer.Option(help="Seed of the moments and victims of --chaos.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print only one line of JSON at the end.")] = False,
 ) -> None:
     """Train a byte-level transformer, by default on the source of Python itself.
@@ -109,6 +122,9 @@ def train(
     settings = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in given.items() if value is not None]
     settings += sets or []
     times = read_times(patience, stall)
+    counts = parse_chaos(chaos) if chaos is not None else None
+    if counts and times[1] is None:
+        times = times[0], _CHAOS_STALL_S
     if resume is None and from_step is not None:
         raise ConfigError("--from-step says where to resume: pass --resume RUN_DIR too")
     old = None if resume is None else _reopen(resume, settings, config_file)
@@ -117,6 +133,9 @@ def train(
     if show_config:
         print(explain_config(config))
         return
+    if counts and config.run.transport is Transport.STAR:
+        raise ConfigError("a run through a gradient server does not survive failures: leave --chaos out")
+    weather = Weather(plan_strikes(counts, config.train.steps, chaos_seed)) if counts else None
     go_on_without_output()
     require_torch()
     corpus = open_corpus(config.data)
@@ -125,7 +144,7 @@ def train(
     run = old or _create(config)
     with run.hold():
         start = rewind(run, config, corpus, from_step) if old else None
-        status = _run(run, config, corpus, start, times, as_json=as_json)
+        status = _run(run, config, corpus, start, times, weather, as_json=as_json)
     raise typer.Exit(status)
 
 
@@ -135,6 +154,7 @@ def _run(
     corpus: Corpus,
     start: int | None,
     times: tuple[float | None, float | None],
+    weather: Weather | None,
     *,
     as_json: bool,
 ) -> int:
@@ -142,7 +162,12 @@ def _run(
         show_beginning(run, config, corpus, start)
     logged_bytes = _count_bytes(run.steps)
     with Display(run, config, start or 0, is_silent=as_json):
-        status = launch(run, config, corpus, start, times)
+        status = launch(run, config, corpus, start, times, weather)
+    if weather:
+        chaos = summarize(weather, list(read_events(run.events)))
+        run.write_chaos(chaos)
+        if not as_json:
+            print(describe_chaos(chaos))
     if run.result.exists():
         is_complete = show_end(run, config, start, as_json=as_json)
         return 0 if is_complete else status or 128 + signal.SIGTERM  # somebody may have stopped a worker

@@ -4,32 +4,41 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 
+from phalanx.coordinator import Terms
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.gradient_server import GradientServer
 from phalanx.group import Over
 from phalanx.launch import local
 from phalanx.launch.env import LOOPBACK, Launch
 from phalanx.launch.running_coordinator import RunningCoordinator
+from phalanx.launch.storm import Storm, Victims, Weather
 from phalanx.train import log
 from phalanx.train.config import Config, Transport
 from phalanx.train.config_text import format_config
 from phalanx.train.data import Corpus
+from phalanx.train.log import StepCounter
 from phalanx.train.rundir import RunDir
 from phalanx.transport import Credentials, format_address, make_token
 from phalanx.wire import Address
 
 _GRACE_S = 120.0  # for the current step and a checkpoint
 _STAR_S = 600.0  # how long workers wait for each other
+_AWAY = 1.5  # times the stall time: so long a worker is stopped or hangs when that is asked for
 _MOST_LOSSES = 3  # of all workers at once, without a checkpoint between
 
 Times = tuple[float | None, float | None]
 
 
-def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times: Times) -> int:
-    """Train with workers of this machine, and return the exit status. ``start`` is the checkpoint to begin with."""
+def launch(
+    run: RunDir, config: Config, corpus: Corpus, start: int | None, times: Times, weather: Weather | None = None
+) -> int:
+    """Train with workers of this machine, and return the exit status. ``start`` is the checkpoint to begin with.
+
+    ``weather`` is what shall happen to the workers meanwhile.
+    """
     credentials = Credentials(make_token().encode())
     run.fence.unlink(missing_ok=True)  # epochs are counted from 1 again
     program = local.Program(
@@ -49,7 +58,7 @@ def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times
             return local.run(replace(program, arguments=arguments), credentials)
     losses, last = 0, start
     while True:
-        ending = _launch_elastic(run, config, program, start, credentials)
+        ending = _launch_elastic(run, config, program, start, credentials, weather)
         if not ending.is_lost:
             return ending.status
         start = _fall_back(run, config, corpus)
@@ -81,9 +90,17 @@ def rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -
 
 
 def _launch_elastic(
-    run: RunDir, config: Config, program: local.Program, start: int | None, credentials: Credentials
+    run: RunDir,
+    config: Config,
+    program: local.Program,
+    start: int | None,
+    credentials: Credentials,
+    weather: Weather | None,
 ) -> local.Ending:
     run.journal.unlink(missing_ok=True)
+    steps = StepCounter(run.steps)
+    away_s = _AWAY * Terms.exactly(None, stall_s=program.stall_s).stall_s
+    mishaps = ("--mishaps", f"{away_s}") if weather else ()
     options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{config.run.workers}"]
     options += ["--journal", str(run.journal), "--events", str(run.events)]
     options += [] if program.patience_s is None else ["--patience", f"{program.patience_s}"]
@@ -97,11 +114,25 @@ def _launch_elastic(
             over=program.over,
             credentials=credentials,
         )
+
+        def rage(victims: Victims) -> AbstractContextManager[object]:
+            if weather is None:
+                return nullcontext()
+            return Storm(
+                weather,
+                victims,
+                lambda: coordinator.pid,
+                StepCounter(run.steps).count,
+                away_s=away_s,
+                is_shared=config.run.zero,
+            )
+
         return local.supervise(
-            replace(program, arguments=_arguments(run, start)),
+            replace(program, arguments=(*_arguments(run, start), *mishaps)),
             [member] * program.workers,
-            replace(program, arguments=(*_arguments(run, None), "--replacement")),
-            lambda: len(log.read_steps(run.steps)) if run.steps.exists() else 0,
+            replace(program, arguments=(*_arguments(run, None), "--replacement", *mishaps)),
+            steps.count,
+            rage,
         )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from phalanx.cli.train_work import work
 from phalanx.errors import ConfigError, JoinRefused, PhalanxError, StateLost
+from phalanx.launch.mishaps import allow_mishaps
 from phalanx.launch.supervision import LEFT, LOST
 from phalanx.train.rundir import RunDir
 from phalanx.transport import parse_address
@@ -20,7 +21,10 @@ def main() -> None:
     parser.add_argument("--from-step", type=int)
     parser.add_argument("--star", type=parse_address)
     parser.add_argument("--replacement", action="store_true")
+    parser.add_argument("--mishaps", type=float, metavar="SECONDS", help="how long to hang when that is asked for")
     given = parser.parse_args()
+    if given.mishaps is not None:
+        allow_mishaps(given.mishaps)
     try:
         if not work(RunDir.open(given.run), given.from_step, given.star):
             sys.exit(LEFT)

@@ -74,6 +74,7 @@ class Crew:
         self._vacant: list[Launch] = []
         self._count_steps = count_steps
         self._nursery = nursery
+        self._asked_for = 0
         self.ends: list[End] = []
         self.is_lost = False
         """Whether so many workers of an elastic run have died that its state is lost."""
@@ -130,6 +131,15 @@ class Crew:
         are_final = self._supervision.reason is not None
         return [end for end in self.ends if (are_final or end.code >= 0 or end.was_stopped) and end.code != LEFT]
 
+    @property
+    def joined(self) -> list[int]:
+        """The processes of the workers that run and have joined."""
+        return [each.pid for each in list(self._running) if each.has_joined]
+
+    def start_another(self) -> None:
+        """Start one more worker, as soon as ``work`` comes to it. Any thread may call this."""
+        self._asked_for += 1
+
     def _have_joined(self) -> bool:
         """Whether there is a group whose members may have something to save."""
         if self._supervision:
@@ -140,6 +150,9 @@ class Crew:
         if self._supervision is None or self._stopping.has_begun:
             return
         for _ in range(self._supervision.take_due(now)):
+            self.start(self._vacant.pop(0), self._replacement)
+        while self._asked_for and self._vacant and not self._supervision.is_over:
+            self._asked_for -= 1
             self.start(self._vacant.pop(0), self._replacement)
         if self._supervision.is_over:
             for each in self._running:
@@ -219,6 +232,11 @@ class _Worker:
             _Pipe(FileIO(out), sys.stdout, self, selector),
             _Pipe(FileIO(err), sys.stderr, self, selector, self._tail),
         ]
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     @property
     def name(self) -> Name:

@@ -4,7 +4,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,9 +119,16 @@ class Ending:
 
 
 def supervise(
-    program: Program, launches: Sequence[Launch], replacement: Program, count_steps: Callable[[], int]
+    program: Program,
+    launches: Sequence[Launch],
+    replacement: Program,
+    count_steps: Callable[[], int],
+    beside: Callable[[Crew], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> Ending:
-    """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``."""
+    """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``.
+
+    ``beside`` makes what goes on beside the workers.
+    """
     supervision = Supervision(len(launches))
     assert program.is_module, "only a module can be imported beforehand"
     with ExitStack() as closing:
@@ -136,20 +143,26 @@ def supervise(
             count_steps=count_steps,
             nursery=nursery,
         )
-        ending = _run(program, launches, crew)
+        ending = _run(program, launches, crew, beside)
     if supervision.reason:
         sys.stderr.write(f"phalanx: {supervision.reason}\n")
     return ending
 
 
-def _run(program: Program, launches: Sequence[Launch], make_crew: Callable[..., Crew]) -> Ending:
+def _run(
+    program: Program,
+    launches: Sequence[Launch],
+    make_crew: Callable[..., Crew],
+    beside: Callable[[Crew], AbstractContextManager[object]] = lambda _: nullcontext(),
+) -> Ending:
     stopping = Stopping(program.grace_s, program.stop_signal)
     stall_s = Terms.exactly(None, stall_s=program.stall_s).stall_s
     with Signals() as signals, make_crew(stopping=stopping, stall_s=stall_s) as crew:
         try:
             for launch in launches:
                 crew.start(launch, program.command)
-            crew.work(signals)
+            with beside(crew):
+                crew.work(signals)
         except BrokenPipeError:  # nobody reads our output any longer
             return Ending(128 + signal.SIGPIPE)
     if signals.received:

@@ -12,7 +12,7 @@ from phalanx.errors import ConfigError
 from phalanx.plain_file import open_plain
 from phalanx.train.record import StepRecord
 
-__all__ = ["StepLog", "StepRecord", "cut", "read_steps"]
+__all__ = ["StepCounter", "StepLog", "StepRecord", "cut", "read_steps"]
 
 _LONGEST_LINE = 2**16
 _decoder: msgspec.json.Decoder[StepRecord] = msgspec.json.Decoder(StepRecord)
@@ -73,6 +73,28 @@ class StepLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class StepCounter:
+    """Counts the steps in a log that grows, by reading only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = self._steps = 0
+
+    def count(self) -> int:
+        """Return how many steps there are now. A log that was cut is read again."""
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read_bytes:
+                    self._read_bytes = self._steps = 0
+                file.seek(self._read_bytes)
+                new = file.read()
+        except OSError:
+            return 0  # nothing was logged yet
+        self._read_bytes += len(new)
+        self._steps += new.count(b"\n")
+        return self._steps
 
 
 def read_steps(path: Path) -> list[StepRecord]:

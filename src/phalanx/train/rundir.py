@@ -108,6 +108,11 @@ class RunDir:
         return self.path / "coordinator.log"
 
     @property
+    def chaos(self) -> Path:
+        """What happened to the run on purpose, with ``--chaos``."""
+        return self.path / "chaos.json"
+
+    @property
     def halts(self) -> Path:
         """The folder of bundles, from which a lane that halted the run can be computed again."""
         return self.path / "halts"
@@ -144,6 +149,10 @@ class RunDir:
     def write_result(self, result: Result) -> None:
         """Write the result, all of it or nothing. OSError if that fails."""
         _replace(self.result, msgspec.json.encode(result))
+
+    def write_chaos(self, chaos: msgspec.Struct) -> None:
+        """Write what happened to the run on purpose."""
+        _replace(self.chaos, msgspec.json.format(msgspec.json.encode(chaos)))
 
     def read_result(self) -> Result:
         """Return the result of a finished run."""
