@@ -7,6 +7,7 @@ import typer
 
 import phalanx
 from phalanx.cli import bench, checkpoint
+from phalanx.cli.chaos import chaos
 from phalanx.cli.coordinator import coordinator, join, token
 from phalanx.cli.explain import explain
 from phalanx.cli.generate import generate, reproduce
@@ -31,6 +32,7 @@ app.command()(coordinator)
 app.command()(join)
 app.command()(status)
 app.command()(token)
+app.command()(chaos)
 app.command()(explain)
 app.command()(verify)
 app.command()(plot)
