@@ -1,6 +1,5 @@
 """``phalanx chaos``: train calmly, train in a storm, and compare."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -93,7 +92,7 @@ def _train(where: Path, options: Sequence[str]) -> RunDir:
     """Run ``phalanx train``, which must come to its end."""
     command = [sys.executable, "-m", "phalanx", "train", *options, "--run-dir", str(where), "--json"]
     ended = subprocess.run(  # noqa: S603 - our own program
-        command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     run = RunDir(where)
     if ended.returncode != 0 or not run.result.exists():
