@@ -12,15 +12,16 @@ from phalanx.train.shapes import count_parameters
 
 
 def test_a_checkpoint_costs_its_pause_and_what_the_steps_beside_it_take_longer():
-    usual, waiting = Window(0.0, [1.0, 9.0, 1.0]), Window(3.0, [1.0])
-    beside = [Window(0.5, [1.25, 1.25]), Window(0.5, [1.0]), Window(0.5, [1.5, 1.5, 1.5])]
+    usual = [Window(0.0, [1.0, 9.0, 1.0]), Window(0.0, [1.0] * 3), Window(0.0, [2.0] * 3)]
+    waiting = [Window(3.0, [1.0]), Window(3.0, [1.0]), Window(3.0, [2.0])]
+    beside = [Window(0.5, [1.25, 1.25]), Window(0.5, [1.0]), Window(0.5, [2.5, 2.5, 2.5])]
 
-    found = rows(Windows(7, {"none": [usual], "foreground": [waiting], "background": beside}), 2)
+    found = rows(Windows(7, {"none": usual, "foreground": waiting, "background": beside}), 2)
 
     assert found == [
-        SavingRow("none", 2, 7, step_s=1.0, pause_s=0.0, steps=3, lost_s=8.0, added=8 / 3),
+        SavingRow("none", 2, 7, step_s=1.0, pause_s=0.0, steps=3, lost_s=0.0, added=0.0),
         SavingRow("foreground", 2, 7, step_s=1.0, pause_s=3.0, steps=1, lost_s=3.0, added=3.0),
-        SavingRow("background", 2, 7, step_s=1.375, pause_s=0.5, steps=2, lost_s=1.0, added=0.5),
+        SavingRow("background", 2, 7, step_s=1.875, pause_s=0.5, steps=2, lost_s=1.0, added=0.5),
     ]
 
 

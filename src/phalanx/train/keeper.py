@@ -15,7 +15,7 @@ from phalanx.errors import ConfigError
 from phalanx.group import ElasticRun, Group
 from phalanx.parallel import Engine, Exchange, digest_weights
 from phalanx.train.background import BackgroundSaves, State
-from phalanx.train.checkpoint import Best, Checkpoint, RunFacts, is_saved, prune, save, save_together
+from phalanx.train.checkpoint import Best, Checkpoint, Pace, RunFacts, is_saved, prune, save, save_together
 from phalanx.train.config import Config
 from phalanx.train.data import Corpus
 from phalanx.train.fence import Fence
@@ -183,8 +183,8 @@ class Keeper:
             return
         step, facts, best = engine.step_number, self._facts(), self._recent.best
 
-        def write(state: State) -> None:
-            save(self._run.checkpoints, Checkpoint(step, state, facts), self._entering_as_first)
+        def write(state: State, pace: Pace) -> None:
+            save(self._run.checkpoints, Checkpoint(step, state, facts), self._entering_as_first, pace)
             self._prune(best)
 
         self._saves.begin(engine.state(), write)

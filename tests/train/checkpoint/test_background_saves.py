@@ -14,6 +14,7 @@ from checkpoint_play import assert_same, kill_at, make, names
 
 from forking import fork, wait
 from phalanx.errors import ConfigError
+from phalanx.train import background
 from phalanx.train.background import BackgroundSaves
 from phalanx.train.checkpoint import Checkpoint, load, prune, save
 
@@ -37,7 +38,7 @@ def wait_until_idle(saves):
 def test_a_copy_stays_as_it_was_while_it_is_written(saves):
     weight, gate, found = torch.arange(6.0).view(2, 3), threading.Event(), {}
 
-    def write(state):
+    def write(state, _):
         assert gate.wait(LIMIT_S)
         found.update({name: tensor.tolist() for name, tensor in state["model"].items()})
 
@@ -52,7 +53,7 @@ def test_a_copy_stays_as_it_was_while_it_is_written(saves):
 def test_the_memory_of_a_copy_is_used_again_as_long_as_it_fits(saves):
     places = []
 
-    def write(state):
+    def write(state, _):
         places.append({name: tensor.data_ptr() for name, tensor in state["model"].items()})
 
     for size in (4, 4, 5):
@@ -68,7 +69,7 @@ def test_the_memory_of_a_copy_is_used_again_as_long_as_it_fits(saves):
 def test_the_copy_of_a_gpu_is_in_pinned_memory(saves):
     weight, found = torch.full((2**20,), 2.0, device="cuda"), []
 
-    saves.begin({"model": {"weight": weight}}, lambda state: found.append(state["model"]["weight"]))
+    saves.begin({"model": {"weight": weight}}, lambda state, _: found.append(state["model"]["weight"]))
     weight.zero_()
     saves.wait()
 
@@ -78,7 +79,7 @@ def test_the_copy_of_a_gpu_is_in_pinned_memory(saves):
 def test_a_copy_waits_for_the_one_before_it(saves):
     gate, found = threading.Event(), []
 
-    def write(state):
+    def write(state, _):
         assert gate.wait(LIMIT_S)
         found.append(float(state["model"]["weight"]))
 
@@ -95,7 +96,7 @@ def test_a_copy_waits_for_the_one_before_it(saves):
 def test_closing_waits_for_the_copy_that_is_being_written(saves):
     gate, written = threading.Event(), []
 
-    def write(_):
+    def write(*_):
         assert gate.wait(LIMIT_S)
         written.append(True)
 
@@ -109,7 +110,7 @@ def test_closing_waits_for_the_copy_that_is_being_written(saves):
 
 
 def test_an_error_is_raised_once_by_the_next_call_that_asks(saves):
-    def refuse(_):
+    def refuse(*_):
         raise ConfigError("there is no room")
 
     saves.check()
@@ -121,11 +122,39 @@ def test_an_error_is_raised_once_by_the_next_call_that_asks(saves):
     saves.check()
 
 
+@pytest.mark.parametrize(
+    "end", [BackgroundSaves.wait, BackgroundSaves.close, lambda saves: saves.begin({}, lambda *_: None)]
+)
+def test_the_thread_rests_until_somebody_waits_for_it(saves, monkeypatch, end):
+    monkeypatch.setattr(background, "_REST", 1e9)
+    is_resting, is_written = threading.Event(), threading.Event()
+
+    def write(_, pace):
+        is_resting.set()
+        pace()
+        is_written.set()
+
+    saves.begin({}, write)
+    assert is_resting.wait(LIMIT_S)
+    assert not is_written.wait(0.1)
+    end(saves)
+
+    assert is_written.is_set()
+
+
+def test_a_checkpoint_is_written_at_the_pace_of_the_thread(tmp_path):
+    rests = []
+
+    save(tmp_path, make(1, size=2**21), pace=lambda: rests.append(True))
+
+    assert len(rests) == 6  # two files with a header and 8 MiB each
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="there a thread has no priority of its own")
 def test_only_the_thread_that_writes_has_a_low_priority(saves):
     before, found = os.getpriority(os.PRIO_PROCESS, 0), []
 
-    saves.begin({}, lambda _: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    saves.begin({}, lambda *_: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
     saves.wait()
 
     assert found == [19]
@@ -138,8 +167,8 @@ def test_only_the_thread_that_writes_has_a_low_priority(saves):
 def write_to(folder, step):
     """What a thread does with a copy of ``make(step)``."""
 
-    def write(state):
-        save(folder, Checkpoint(step, state, make(step).facts))
+    def write(state, pace):
+        save(folder, Checkpoint(step, state, make(step).facts), pace=pace)
         prune(folder, 1)
 
     return write

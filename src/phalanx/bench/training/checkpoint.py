@@ -1,7 +1,6 @@
 """What ``phalanx bench checkpoint`` measures, and its figures. The workers run ``checkpoint_worker``."""
 
 import statistics
-from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -54,10 +53,10 @@ class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavingRow(msgspec.Struct, frozen=True):
-    """The figures of one way to save: medians over all checkpoints.
+    """The figures of one way to save: medians over all rounds.
 
-    ``lost_s`` is the pause and how much longer the steps beside the checkpoint took than a median step without any;
-    ``added`` is its ratio to the time of as many such steps. Without a step beside it, it is compared with one.
+    ``lost_s`` is the pause and how much longer the steps beside the checkpoint took than steps without any in the same
+    round; ``added`` is its ratio to the time of as many such steps. Without a step beside it, it is compared with one.
     """
 
     system: str
@@ -82,17 +81,24 @@ def measure_savings(task: SavingTask) -> list[SavingRow]:
 
 def rows(found: Windows, ranks: int) -> list[SavingRow]:
     """Return a row for each way to save."""
-    usual_s = statistics.median(_steps(found.windows[Saving.NONE.value]))
+    usual_s = [statistics.median(window.steps_s) for window in found.windows[Saving.NONE.value]]
+    lost_s = {
+        system: [_lost_s(window, usual) for window, usual in zip(windows, usual_s, strict=True)]
+        for system, windows in found.windows.items()
+    }
     return [
         SavingRow(
             system=system,
             ranks=ranks,
             parameters=found.parameters,
-            step_s=statistics.median(_steps(windows)),
+            step_s=statistics.median(step_s for window in windows for step_s in window.steps_s),
             pause_s=statistics.median(window.pause_s for window in windows),
             steps=statistics.median(len(window.steps_s) for window in windows),
-            lost_s=statistics.median(_lost_s(window, usual_s) for window in windows),
-            added=statistics.median(_lost_s(window, usual_s) / (len(window.steps_s) * usual_s) for window in windows),
+            lost_s=statistics.median(lost_s[system]),
+            added=statistics.median(
+                lost / (len(window.steps_s) * usual)
+                for lost, window, usual in zip(lost_s[system], windows, usual_s, strict=True)
+            ),
         )
         for system, windows in found.windows.items()
     ]
@@ -110,10 +116,6 @@ def cells(row: SavingRow) -> tuple[str, ...]:
         f"{row.lost_s * 1e3:.1f} ms",
         f"{row.added:+.1%}",
     )
-
-
-def _steps(windows: Sequence[Window]) -> list[float]:
-    return [step_s for window in windows for step_s in window.steps_s]
 
 
 def _lost_s(window: Window, usual_s: float) -> float:

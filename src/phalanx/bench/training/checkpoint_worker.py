@@ -12,7 +12,7 @@ from phalanx.bench.training.worker import VOCABULARY, answer, make_model, read_c
 from phalanx.group import Group
 from phalanx.parallel import Engine
 from phalanx.train.background import BackgroundSaves, State
-from phalanx.train.checkpoint import Checkpoint, prune, save
+from phalanx.train.checkpoint import Checkpoint, Pace, prune, save
 from phalanx.train.model import loss
 from phalanx.train.shapes import count_parameters
 
@@ -48,7 +48,7 @@ class _Bench:
         self._step()
         began = time.perf_counter()
         if self._rank == 0 and saving is Saving.FOREGROUND:
-            self._write(self._engine.step_number)(self._engine.state())
+            self._write(self._engine.step_number)(self._engine.state(), lambda: None)
         if self._rank == 0 and saving is Saving.BACKGROUND:
             self.saves.begin(self._engine.state(), self._write(self._engine.step_number))
         pause_s = time.perf_counter() - began
@@ -66,9 +66,9 @@ class _Bench:
         """Take a step, and return whether rank 0 wants it to be the last."""
         return self._engine.step(lambda _: [self._batch], wants_stop=wants_stop).wants_stop
 
-    def _write(self, step: int) -> Callable[[State], None]:
-        def write(state: State) -> None:
-            save(self._folder, Checkpoint(step, state, {}))
+    def _write(self, step: int) -> Callable[[State, Pace], None]:
+        def write(state: State, pace: Pace) -> None:
+            save(self._folder, Checkpoint(step, state, {}), pace=pace)
             prune(self._folder, 1)
 
         return write
