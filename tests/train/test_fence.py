@@ -76,3 +76,18 @@ def test_a_holder_that_cannot_be_ended_is_reported(path, monkeypatch):
         pytest.raises(ConfigError, match=r"^another process has held .* end it, then resume the run"),
     ):
         may_write(other, 2)
+
+
+def test_two_threads_of_a_worker_can_be_inside_and_others_wait_for_both(path, monkeypatch):
+    monkeypatch.setattr(fence_module, "_LONGEST_S", 0.1)
+    with Fence(path) as own, Fence(path) as other:
+        with own.enter(1) as first, own.enter(2) as second:
+            pass  # a thread that enters need not wait, whichever thread it is
+        with own.enter(2):
+            with own.enter(1) as third:
+                pass
+            with pytest.raises(ConfigError, match=r"^another process has held"):
+                may_write(other, 3)
+        answer = may_write(other, 3)
+
+    assert (first, second, third, answer) == (True, True, False, True)

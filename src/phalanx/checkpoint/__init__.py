@@ -17,7 +17,7 @@ from phalanx.checkpoint.store import (
     save,
     step_of,
 )
-from phalanx.checkpoint.tensor_file import TENSORS, JoinedTensor
+from phalanx.checkpoint.tensor_file import TENSORS, JoinedTensor, Pace
 from phalanx.checkpoint.together import save_on_first, save_together
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Content",
     "JoinedTensor",
     "Label",
+    "Pace",
     "Sets",
     "Sources",
     "TensorLook",

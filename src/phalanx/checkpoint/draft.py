@@ -14,7 +14,7 @@ import torch
 from phalanx.checkpoint.contents import list_tensors
 from phalanx.checkpoint.manifest import FACTS, FORMAT, MANIFEST, Manifest, check
 from phalanx.checkpoint.reader import read_sets
-from phalanx.checkpoint.tensor_file import TENSORS, FileDigest, JoinedTensor, write_file, write_tensors
+from phalanx.checkpoint.tensor_file import TENSORS, FileDigest, JoinedTensor, Pace, at_once, write_file, write_tensors
 from phalanx.errors import ConfigError
 
 Sources = Mapping[str, torch.Tensor | JoinedTensor]
@@ -30,7 +30,14 @@ def always() -> AbstractContextManager[bool]:
     return nullcontext(True)
 
 
-def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts, entering: Entering = always) -> Path:
+def write(
+    folder: Path,
+    step: int,
+    files: Mapping[str, Sources],
+    facts: Facts,
+    entering: Entering = always,
+    pace: Pace = at_once,
+) -> Path:
     """Write a checkpoint to the disk and return its directory. If that fails, nothing of it stays."""
     draft = Draft(folder, step, draw_number())
     may_write = True
@@ -38,7 +45,7 @@ def write(folder: Path, step: int, files: Mapping[str, Sources], facts: Facts, e
         with entering() as may_write:
             if may_write:
                 draft.begin()
-        entries = draft.write(files, facts) if may_write else {}
+        entries = draft.write(files, facts, pace) if may_write else {}
         with entering() as may_write:
             if may_write:
                 draft.finish(entries)
@@ -76,12 +83,12 @@ class Draft:
             shutil.rmtree(path, ignore_errors=True)  # its writer may still be at it
         self.path.mkdir()
 
-    def write(self, files: Mapping[str, Sources], facts: Facts) -> dict[str, FileDigest]:
+    def write(self, files: Mapping[str, Sources], facts: Facts, pace: Pace = at_once) -> dict[str, FileDigest]:
         """Write the facts and a file for each set of tensors, and return their digests for the manifest."""
         text = msgspec.json.format(msgspec.json.encode(facts))
         entries = {FACTS: write_file(self.path / FACTS, [text])}
         for name, tensors in files.items():
-            entries[name + TENSORS] = write_tensors(self.path / (name + TENSORS), tensors)
+            entries[name + TENSORS] = write_tensors(self.path / (name + TENSORS), tensors, pace)
         return entries
 
     def finish(self, entries: dict[str, FileDigest]) -> None:

@@ -12,6 +12,7 @@ import torch
 from phalanx.checkpoint.draft import Entering, always, remove, write
 from phalanx.checkpoint.reader import FindFault, read
 from phalanx.checkpoint.shard_files import unite
+from phalanx.checkpoint.tensor_file import Pace, at_once
 from phalanx.errors import ConfigError
 
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
@@ -33,14 +34,15 @@ class Checkpoint:
             raise ConfigError(f"the facts of a checkpoint must be equal after a round trip through JSON: {self.facts}")
 
 
-def save(folder: Path, checkpoint: Checkpoint, entering: Entering = always) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, entering: Entering = always, pace: Pace = at_once) -> Path:
     """Write the checkpoint to the disk; return its directory.
 
     The files are written under a temporary name beside it, which is renamed at the end. If that fails, nothing stays.
     A complete checkpoint of the same step with the same tensors is kept as it is; any other is replaced. All that
-    others could notice happens within ``entering()``. If that yields False, nothing is saved.
+    others could notice happens within ``entering()``. If that yields False, nothing is saved. ``pace`` is called after
+    every few megabytes.
     """
-    return write(folder, checkpoint.step, checkpoint.files, checkpoint.facts, entering)
+    return write(folder, checkpoint.step, checkpoint.files, checkpoint.facts, entering, pace)
 
 
 def is_saved(folder: Path, step: int) -> bool:

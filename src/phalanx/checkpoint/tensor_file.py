@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from phalanx.buffers import slices
 from phalanx.plain_file import open_plain
 
 TENSORS = ".safetensors"
@@ -27,9 +28,18 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_RUN_BYTES = 2**22
 _LONGEST_NAME = 1000
 _MOST_DIMENSIONS = 16
 _MOST_ELEMENTS = 2**56  # their bytes still fit into the 64 bits in which torch counts
+
+
+Pace = Callable[[], object]
+"""Is called after each part of a file, and may take its time."""
+
+
+def at_once() -> None:
+    """Go on writing without a rest."""
 
 
 class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,18 +57,20 @@ class JoinedTensor:
     parts: Sequence[torch.Tensor]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> FileDigest:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | JoinedTensor], pace: Pace = at_once) -> FileDigest:
     """Write a new file of tensors to the disk. Only one tensor at a time is copied to the CPU."""
-    return write_file(path, _encode(tensors))
+    return write_file(path, _encode(tensors), pace)
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], pace: Pace = at_once) -> FileDigest:
     """Write a new file to the disk."""
     sha256 = hashlib.sha256()
     with path.open("xb") as file:
         for chunk in chunks:
-            sha256.update(chunk)
-            file.write(chunk)
+            for run in slices(slice(0, len(chunk)), _RUN_BYTES):
+                sha256.update(chunk[run])
+                file.write(chunk[run])
+                pace()
         file.flush()
         os.fsync(file.fileno())
         return FileDigest(sha256.hexdigest(), file.tell())

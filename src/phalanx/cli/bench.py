@@ -1,17 +1,11 @@
 """``phalanx bench``: how fast Phalanx is on this machine, beside other systems."""
 
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated
 
-import msgspec
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from phalanx.bench.all_reduce.driver import lacking, measure, versions
 from phalanx.bench.all_reduce.plan import AllReduceSystem, baseline, cells
@@ -19,10 +13,12 @@ from phalanx.bench.commit import measure_commits
 from phalanx.bench.hosts import plan as between
 from phalanx.bench.hosts.driver import measure_hosts
 from phalanx.bench.text import format_time, parse_counts, parse_sizes, parse_systems
+from phalanx.bench.training import checkpoint as savings
 from phalanx.bench.training import step as steps
 from phalanx.bench.training import zero as zeros
 from phalanx.bench.training.driver import Training, describe_machine
-from phalanx.errors import ConfigError, PhalanxError
+from phalanx.cli.bench_output import errors_told, print_json, print_table, progress
+from phalanx.errors import ConfigError
 from phalanx.transport import usable_cpus
 
 _STAR = (AllReduceSystem.GRADIENT_SERVER, AllReduceSystem.STAR, AllReduceSystem.STAR_APART)
@@ -61,7 +57,7 @@ def all_reduce(
 
     The time of an all-reduce is that of its slowest rank; the table has medians.
     """
-    with _errors_told():
+    with errors_told():
         _measure_all_reduces(ranks, sizes, parse_systems(AllReduceSystem, systems), rounds, as_json=as_json)
 
 
@@ -78,7 +74,7 @@ def star(
     The server is a process of its own, so that it has one worker more than rank 0 to read and to answer; star-apart
     has one rank more for that reason. The time of an exchange is that of its slowest worker; the table has medians.
     """
-    with _errors_told():
+    with errors_told():
         _measure_all_reduces(workers, sizes, _STAR, rounds, as_json=as_json)
 
 
@@ -99,7 +95,7 @@ def step(
     The time of a step is that of its slowest rank; the table has medians. The
     overhead is what a step costs over the same processes without any exchange.
     """
-    with _errors_told():
+    with errors_told():
         names = tuple(system.value for system in parse_systems(steps.StepSystem, systems))
         for size in parse_counts(ranks):
             training = Training(
@@ -107,10 +103,10 @@ def step(
             )
             rows = steps.measure_steps(training)
             if as_json:
-                _print_json(rows)
+                print_json(rows)
             else:
                 lines = [steps.cells(row) for row in rows]
-                _print_table(training.describe(rows[0].parameters), steps.HEADINGS, [lines], describe_machine(size))
+                print_table(training.describe(rows[0].parameters), steps.HEADINGS, [lines], describe_machine(size))
 
 
 @app.command()
@@ -135,7 +131,7 @@ def zero(
     then, from /proc/self/status, so Linux is needed. Memory that ranks share
     counts on each rank that has touched it.
     """
-    with _errors_told():
+    with errors_told():
         names = tuple(system.value for system in parse_systems(zeros.ZeroSystem, systems))
         for size in parse_counts(ranks, least=1):
             training = Training(
@@ -143,11 +139,37 @@ def zero(
             )
             rows = zeros.measure_optimizers(training)
             if as_json:
-                _print_json(rows)
+                print_json(rows)
             else:
                 lines = [zeros.cells(row, rows) for row in rows]
                 footer = f"{describe_machine(size)}\n{zeros.PEAK}"
-                _print_table(training.describe(rows[0].parameters), zeros.HEADINGS, [lines], footer)
+                print_table(training.describe(rows[0].parameters), zeros.HEADINGS, [lines], footer)
+
+
+@app.command()
+def checkpoint(
+    ranks: Annotated[int, typer.Option(help="How many workers, each of one thread.", min=1)] = 2,
+    rounds: Annotated[int, typer.Option(help="How many checkpoints are saved in each way.", min=1)] = 10,
+    tokens: _Tokens = 128,
+    batch: _Batch = 2,
+    *,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure what a checkpoint costs training that waits for it, and training that goes on beside it.
+
+    Two models are trained: the default one of phalanx train, and one of about
+    11 M parameters. Steps without a checkpoint, with one in the foreground and
+    with one in the background take turns. The table has medians.
+    """
+    with errors_told():
+        for model in range(len(savings.MODELS)):
+            task = savings.SavingTask(model=model, ranks=ranks, rounds=rounds, tokens=tokens, batch=batch)
+            rows = savings.measure_savings(task)
+            if as_json:
+                print_json(rows)
+            else:
+                title = savings.describe(task, rows[0].parameters)
+                print_table(title, savings.HEADINGS, [[savings.cells(row) for row in rows]], describe_machine(ranks))
 
 
 @app.command()
@@ -168,16 +190,16 @@ def hosts(
     take turns in one run. The time is that of the slowest rank; the table has
     medians, beside the time that the bytes need on the line alone.
     """
-    with _errors_told():
+    with errors_told():
         between.check_size(hosts, ranks)
         wanted, rate_bits = parse_systems(between.HostSystem, systems), between.parse_rate(rate)
         rows = measure_hosts(wanted, hosts, ranks, rate_bits, rounds)
         if as_json:
-            _print_json(rows)
+            print_json(rows)
         else:
             title = f"{hosts} hosts, ranks on each: {ranks}, {rate}"
             lines = [between.cells(row) for row in rows]
-            _print_table(title, between.HEADINGS, [lines], describe_machine(hosts * ranks))
+            print_table(title, between.HEADINGS, [lines], describe_machine(hosts * ranks))
 
 
 @app.command()
@@ -193,19 +215,19 @@ def commit(
     Workers are threads of this process with real clients over TCP; the coordinator is a process of its own.
     The time of a step is that from the last worker's done to the last worker's hearing of the commit.
     """
-    with _errors_told():
+    with errors_told():
         rows = []
         for count in parse_counts(workers, least=1):
             rows.append(measure_commits(count, steps, with_journal=journal))
             if as_json:
-                _print_json(rows[-1:])
+                print_json(rows[-1:])
         if not as_json:
             lines = [
                 (str(row.workers), str(row.steps), *map(format_time, (row.median_s, row.worst_s, row.per_worker_s)))
                 for row in rows
             ]
             headings = ("workers", "steps", "median", "worst", "median per worker")
-            _print_table("from the last done to the last commit", headings, [lines])
+            print_table("from the last done to the last commit", headings, [lines])
 
 
 def _measure_all_reduces(
@@ -216,16 +238,16 @@ def _measure_all_reduces(
         raise ConfigError(f"{rounds} rounds measure nothing: give 1 or more")
     systems = _installed(wanted)
     for size in groups:
-        with _progress() as tell:
+        with progress() as tell:
             rows = measure(size, systems, lengths, rounds, tell)
         if as_json:
-            _print_json(rows)
+            print_json(rows)
             continue
         headings = ("size", "system", "median time", "algorithm GB/s", "bus GB/s", f"vs {baseline(rows)}")
         sections = [[cells(row, rows) for row in section] for _, section in groupby(rows, lambda row: row.bytes)]
         libraries = ", ".join(f"{name} {version}" for name, version in versions(systems).items())
         footer = f"{size} ranks on {usable_cpus()} cores, {libraries}"
-        _print_table(f"all-reduce of f32, {size} ranks", headings, sections, footer)
+        print_table(f"all-reduce of f32, {size} ranks", headings, sections, footer)
 
 
 def _installed(systems: Sequence[AllReduceSystem]) -> list[AllReduceSystem]:
@@ -237,56 +259,3 @@ def _installed(systems: Sequence[AllReduceSystem]) -> list[AllReduceSystem]:
     for line in lines:
         print(f"phalanx bench: {line}", file=sys.stderr)
     return [system for system, reason in reasons.items() if reason is None]
-
-
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    """Print an error on stderr and end with status 2 for a bad request, 1 for a measurement that failed.
-
-    SIGTERM ends the block as Ctrl-C does, so that no process is left that the benchmark has started.
-    """
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    except PhalanxError as error:
-        print(f"phalanx bench: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what is being measured, if stderr is a terminal that can erase a line.
-
-    It writes between two measurements only: a bar that moves by itself would use the processor.
-    """
-    if not sys.stderr.isatty() or Console(stderr=True).is_dumb_terminal:
-        yield lambda _: None
-        return
-    erase = "\r\x1b[K"
-    try:
-        yield lambda words: print(f"{erase}{words}", end="", file=sys.stderr, flush=True)
-    finally:
-        print(erase, end="", file=sys.stderr, flush=True)
-
-
-def _print_json(rows: Sequence[msgspec.Struct]) -> None:
-    for row in rows:
-        print(msgspec.json.encode(row).decode(), flush=True)
-
-
-def _print_table(
-    title: str, headings: Sequence[str], sections: Sequence[Sequence[Sequence[str]]], footer: str = ""
-) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "system" else "right", no_wrap=True)
-    for section in sections:
-        for line in section:
-            table.add_row(*line)
-        table.add_section()
-    console = Console()
-    console.print(table)
-    if footer:
-        console.print(footer, highlight=False, soft_wrap=True)

@@ -2,10 +2,11 @@
 
 import hashlib
 import math
+import mmap
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,20 @@ class Sequences:
                 raise ConfigError(f"there is no sequence {number} of {len(self)}: they are numbered from 0")
             row[:] = self.tokens[number * self.context : (number + 1) * self.context + 1]
         return rows
+
+    def read_ahead(self, numbers: Callable[[], Sequence[int]]) -> None:
+        """Ask the system to read the sequences with these numbers from the disk soon, if the text is a mapped file.
+
+        This does not wait for the disk. ``batch`` would, at the first use of each page.
+        """
+        if (mapped := _find_mapping(self.tokens)) is None:
+            return
+        begin_bytes = self.tokens.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+        for number in numbers():
+            window = self.tokens[number * self.context : (number + 1) * self.context + 1]
+            start_bytes = begin_bytes + number * self.context * self.tokens.itemsize
+            aside_bytes = start_bytes % mmap.PAGESIZE  # the system takes whole pages
+            mapped.madvise(mmap.MADV_WILLNEED, start_bytes - aside_bytes, window.nbytes + aside_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,6 +164,14 @@ def _join(files: Iterator[Path]) -> Tokens:
         words = f"the {len(chosen)} files of the data have {size_bytes / 2**30:,.0f} GiB, more than the memory here"
         raise ConfigError(f"{words}: write them into one file, which is mapped and not read")
     return np.frombuffer(b"".join(file.read_bytes() for file in chosen), dtype=np.uint8)
+
+
+def _find_mapping(tokens: Tokens) -> mmap.mmap | None:
+    """Return the mapped file that an array shows a part of, if it does."""
+    base: object = tokens
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, mmap.mmap) else None
 
 
 def _is_hidden(file: Path) -> bool:

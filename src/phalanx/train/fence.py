@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +23,13 @@ class Fence:
 
     A worker that was stopped, given up and continued belongs to an older epoch. It finds a later one in the file, and
     must not write. A worker that was stopped just while it held the lock is killed: the run goes on without it anyway.
+    Threads of one worker may be inside together.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._mutex = threading.Lock()
+        self._inside = 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -33,15 +37,22 @@ class Fence:
 
     @contextlib.contextmanager
     def enter(self, epoch: int) -> Iterator[bool]:
-        """Keep all others from writing during the block. Yield whether a worker of ``epoch`` may write."""
-        self._lock()
+        """Keep other workers from writing during the block. Yield whether a worker of ``epoch`` may write."""
+        with self._mutex:
+            if not self._inside:
+                self._lock()
+            self._inside += 1
         try:
-            latest = self._read()
-            if latest < epoch:
-                os.pwrite(self._file, str(epoch).encode().ljust(_LINE_BYTES), 0)
+            with self._mutex:
+                latest = self._read()
+                if latest < epoch:
+                    os.pwrite(self._file, str(epoch).encode().ljust(_LINE_BYTES), 0)
             yield latest <= epoch
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            with self._mutex:
+                self._inside -= 1
+                if not self._inside:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""

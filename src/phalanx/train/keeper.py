@@ -5,7 +5,8 @@ Rank 0 writes everything, except that ranks that share the optimizer each write 
 
 import math
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Self, cast
 
 import msgspec
@@ -13,7 +14,8 @@ import msgspec
 from phalanx.errors import ConfigError
 from phalanx.group import ElasticRun, Group
 from phalanx.parallel import Engine, Exchange, digest_weights
-from phalanx.train.checkpoint import Best, Checkpoint, RunFacts, is_saved, prune, save, save_together
+from phalanx.train.background import BackgroundSaves, State
+from phalanx.train.checkpoint import Best, Checkpoint, Pace, RunFacts, is_saved, prune, save, save_together
 from phalanx.train.config import Config
 from phalanx.train.data import Corpus
 from phalanx.train.fence import Fence
@@ -43,7 +45,8 @@ class Recent(msgspec.Struct, frozen=True):
 class Keeper:
     """Writes a run into its directory as it proceeds. Every rank has a keeper and makes the same calls.
 
-    Rank 0 writes. When another worker becomes rank 0, it writes what the last one did not come to write.
+    Rank 0 writes. When another worker becomes rank 0, it writes what the last one did not come to write. It writes a
+    checkpoint while the next steps are taken, except the last one, and those in shards.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Keeper:
         self._exchange = exchange
         self._recent = Recent(best=best)
         self._fence = Fence(run.fence)
+        self._saves = BackgroundSaves()
         self._log: StepLog | None = None
         self._began = time.perf_counter()
         self._tokens = 0
@@ -62,8 +66,11 @@ class Keeper:
     def keep(self, record: StepRecord, engine: Engine, *, is_last: bool) -> bool:
         """Log a step, save a checkpoint if the step is the last or a checkpoint is due, and return whether one was.
 
-        Before that, all ranks compare what is in it. So every checkpoint is from before a difference between ranks.
+        Before that, all ranks compare what is in it. So every checkpoint is from before a difference between ranks. If
+        an earlier checkpoint could not be written, raise its error.
         """
+        if self._is_first:
+            self._saves.check()
         is_due = is_last or (record.step + 1) % self._config.run.checkpoint_every == 0
         if is_due:
             record = msgspec.structs.replace(record, state_digest=engine.compare().hex())
@@ -78,7 +85,9 @@ class Keeper:
         engine.extra[_EXTRA] = msgspec.msgpack.encode(self._recent)
         self._tokens += record.tokens
         self._write_log()
-        if is_due:
+        if is_due and not is_last and not self._config.run.zero:
+            self._begin_save(engine)
+        elif is_due:
             self._save(engine)
         return is_due
 
@@ -90,9 +99,10 @@ class Keeper:
 
     def conclude(self, engine: Engine) -> None:
         """On rank 0: write the result of the run, and a sample of text from the model."""
-        if self._members.rank != 0:
+        if not self._is_first:
             return
         self._write_log()
+        self._saves.wait()
         if not is_saved(self._run.checkpoints, engine.step_number):  # the last rank 0 died before that
             self._save(engine)
         last = self._log.last if self._log else None
@@ -123,13 +133,22 @@ class Keeper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._close_log()
-        self._fence.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and self._is_first:
+                self._saves.wait()
+        finally:
+            self._saves.close()
+            self._close_log()
+            self._fence.close()
 
     @property
     def _members(self) -> Exchange:
         return self._exchange.group if isinstance(self._exchange, ElasticRun) else self._exchange
+
+    @property
+    def _is_first(self) -> bool:
+        return self._members.rank == 0
 
     @property
     def _epoch(self) -> int:
@@ -142,7 +161,7 @@ class Keeper:
 
     def _write_log(self) -> None:
         """On rank 0: add the steps that the log lacks."""
-        if self._members.rank != 0:
+        if not self._is_first:
             self._close_log()
             return
         with self._entering() as may_write:
@@ -160,17 +179,33 @@ class Keeper:
         written = generate(engine.model, prompt, _SAMPLE_TOKENS, temperature=0.8, seed=train.seed, context=data.context)
         return bytes(prompt + written)
 
+    def _begin_save(self, engine: Engine) -> None:
+        """On rank 0: copy the state and start to write the copy."""
+        if not self._is_first:
+            return
+        step, facts, best = engine.step_number, self._facts(), self._recent.best
+
+        def write(state: State, pace: Pace) -> None:
+            save(self._run.checkpoints, Checkpoint(step, state, facts), self._entering_as_first, pace)
+            self._prune(best)
+
+        self._saves.begin(engine.state(), write)
+
     def _save(self, engine: Engine) -> None:
-        folder, is_first = self._run.checkpoints, self._members.rank == 0
-        best = self._recent.best
+        is_first = self._is_first
         if self._config.run.zero:
             engine.together(lambda: self._save_shards(engine))
         elif is_first:
-            save(folder, Checkpoint(engine.step_number, engine.state(), self._facts()), self._entering)
+            self._saves.wait()
+            now = Checkpoint(engine.step_number, engine.state(), self._facts())
+            save(self._run.checkpoints, now, self._entering_as_first)
         if is_first:
-            with self._entering() as may_write:
-                if may_write:
-                    prune(folder, self._config.run.keep, best.step if best else None)
+            self._prune(self._recent.best)
+
+    def _prune(self, best: Best | None) -> None:
+        with self._entering_as_first() as may_write:
+            if may_write:
+                prune(self._run.checkpoints, self._config.run.keep, best.step if best else None)
 
     def _save_shards(self, engine: Engine) -> None:
         assert isinstance(self._members, Group), "the config refuses zero with a gradient server"
@@ -181,6 +216,12 @@ class Keeper:
 
     def _entering(self) -> AbstractContextManager[bool]:
         return self._fence.enter(self._epoch)
+
+    @contextmanager
+    def _entering_as_first(self) -> Iterator[bool]:
+        """Keep other workers from writing, and yield whether this one may: it must still be rank 0."""
+        with self._entering() as may_write:
+            yield may_write and self._is_first
 
     def _facts(self) -> dict[str, object]:
         facts = RunFacts(

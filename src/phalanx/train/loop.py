@@ -65,8 +65,9 @@ class LaneBatches:
         return samples_of(step, lane, lanes=train.lanes, batch=train.batch, length=length, seed=train.seed)
 
     def batches(self, step: int, lane: int) -> list[torch.Tensor]:
-        """Return a lane's sequences, cut into micro-batches."""
+        """Return a lane's sequences, cut into micro-batches. Those of its next step begin to come from the disk."""
         rows = torch.from_numpy(self.corpus.train.batch(self.samples(step, lane))).to(self.device)
+        self.corpus.train.read_ahead(lambda: self.samples(step + 1, lane))
         return list(rows.chunk(self.config.train.accumulate))
 
     def held_out(self, lane: int) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from phalanx.train.shapes import count_parameters
 Step = Callable[[torch.Tensor], object]
 _Task = TypeVar("_Task", bound=msgspec.Struct)
 
-_VOCABULARY = 256
+VOCABULARY = 256
 _WARMUP = 3
 
 
@@ -57,13 +57,13 @@ def gloo(group: Group, folder: Path, *, is_wanted: bool) -> Iterator[None]:
 def make_model(config: ModelConfig) -> Transformer:
     """Return a model, the same on every rank and in every system."""
     torch.manual_seed(0)
-    return Transformer(config, _VOCABULARY)
+    return Transformer(config, VOCABULARY)
 
 
 def make_batch(number: int, group: Group, training: Training) -> torch.Tensor:
     """Return the batch of this rank for step ``number``, the same in every system."""
     random = torch.Generator().manual_seed(number * group.size + group.rank)
-    return torch.randint(_VOCABULARY, (training.batch, training.tokens + 1), generator=random)
+    return torch.randint(VOCABULARY, (training.batch, training.tokens + 1), generator=random)
 
 
 def plain_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
@@ -81,7 +81,7 @@ def take_turns(prepare: Callable[[str], Step], group: Group, training: Training)
     """Return the seconds of every step, which ``prepare`` makes for each system, and the size of the model."""
     steps = [prepare(name) for name in training.systems]
     seconds = interleave(steps, lambda number: make_batch(number, group, training), group, training.rounds)
-    parameters = count_parameters(make_config(training.width), _VOCABULARY)
+    parameters = count_parameters(make_config(training.width), VOCABULARY)
     return Turns(parameters, dict(zip(training.systems, seconds, strict=True)))
 
 

@@ -1,6 +1,6 @@
 """The checkpoints of runs: what must be in them, finding them, describing them, and merging their shards."""
 
-from phalanx.checkpoint import Checkpoint, cut, is_saved, prune, save, save_together
+from phalanx.checkpoint import Checkpoint, Pace, cut, is_saved, prune, save, save_together
 from phalanx.train.checkpoint.describe import Amount, Description, describe_checkpoint
 from phalanx.train.checkpoint.facts import Best, BundleFacts, RunFacts, parse_facts
 from phalanx.train.checkpoint.merge import merge_shards
@@ -12,6 +12,7 @@ __all__ = [
     "BundleFacts",
     "Checkpoint",
     "Description",
+    "Pace",
     "RunFacts",
     "cut",
     "describe_checkpoint",
