@@ -11,7 +11,7 @@ from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, 
 from phalanx.coordinator.decision import Decision, Drop, Record, Say, refuse, to
 from phalanx.coordinator.epochs import Epochs
 from phalanx.coordinator.plausible import Bounds
-from phalanx.coordinator.record import Committed, Ended, Line, Past
+from phalanx.coordinator.record import Committed, Ended, Line, Offered, Past
 from phalanx.coordinator.roster import Roster
 from phalanx.coordinator.standing import describe
 from phalanx.coordinator.steps import Steps
@@ -21,6 +21,8 @@ from phalanx.wire import (
     Ask,
     Cause,
     Commit,
+    Describe,
+    Described,
     Done,
     Evict,
     Failed,
@@ -55,6 +57,7 @@ class Membership:
         self._roster = Roster(terms)
         self._steps = Steps(past.step, past.last)
         self._epochs = Epochs(terms, secret, past, now, self._roster, self._steps)
+        self._facts = past.facts
         self._inquiry: Inquiry | None = None
         self._left_due: float | None = None
         self._next_inquiry = now
@@ -91,13 +94,7 @@ class Membership:
         """Return what to do about a message."""
         worker = self._roster.workers.get(connection)
         if worker is None:
-            match message:
-                case Hello():
-                    return self._hear_hello(connection, message, now)
-                case Look():
-                    return self._hear_look(connection, now)
-                case _:
-                    return refuse(connection, "say hello first")
+            return self._hear_newcomer(connection, message, now)
         worker.heard_at = now
         if self.ended is None and (fault := self._bounds(worker).fault(message)):
             return self._send_away(worker, fault, now)
@@ -156,6 +153,17 @@ class Membership:
 
     # Coming and going
 
+    def _hear_newcomer(self, connection: int, message: Message, now: float) -> list[Decision]:
+        match message:
+            case Hello():
+                return self._hear_hello(connection, message, now)
+            case Look():
+                return self._hear_look(connection, now)
+            case Describe(offers=offers):
+                return self._hear_describe(connection, offers)
+            case _:
+                return refuse(connection, "say hello first")
+
     def _hear_hello(self, connection: int, hello: Hello, now: float) -> list[Decision]:
         decisions: list[Decision] = []
         if again := self._roster.named(hello.name):
@@ -171,7 +179,17 @@ class Membership:
             return decisions + refuse(connection, objection)
         self._roster.enter(worker)
         decisions.append(Say((connection,), Heard(self._patience_s(worker), self._stall_s(worker))))
-        return decisions + self._form_if_possible(now)
+        return decisions + self._make_room(now) + self._form_if_possible(now)
+
+    def _make_room(self, now: float) -> list[Decision]:
+        """Begin another epoch if no member can keep the run and a worker that waits can.
+
+        This does not wait for a commit: after the last step there is none. A member that has to go comes again.
+        """
+        if not self._epochs.is_whole or not self._roster.lacks_keeper:
+            return []
+        last = self._roster.members[max(self._roster.members)]
+        return self._evict(last, f"{last.title} made room for a worker that can keep the run", now)
 
     def _hear_leave(self, worker: Worker, now: float) -> list[Decision]:
         worker.has_left = True
@@ -268,7 +286,8 @@ class Membership:
         if self._roster.has_room_for_waiting:
             self._forget_questions()
             decisions += self._epochs.form(self._roster.candidates(self.step, is_plain=False))
-        return decisions
+            return decisions
+        return decisions + self._make_room(now)
 
     def _hear_accusation(self, rank: int, said: Failed, now: float) -> list[Decision]:
         if said.cause in (Cause.DISAGREED, Cause.GARBLED, Cause.RAISED):
@@ -297,6 +316,13 @@ class Membership:
                 self._inquiry.lookers.append(connection)
             return []
         return self._inquire(Inquiry(now + GRACE_S, lookers=[connection]), now)
+
+    def _hear_describe(self, connection: int, offers: bytes | None) -> list[Decision]:
+        recorded: list[Decision] = []
+        if self._facts is None and offers is not None:
+            self._facts = offers
+            recorded = [Record(Offered(offers))]
+        return [*recorded, Say((connection,), Described(self._facts))]
 
     def _inquire(self, inquiry: Inquiry, now: float) -> list[Decision]:
         """Ask all workers what they wait for, and decide when they have had time to answer."""

@@ -66,6 +66,11 @@ class ElasticRun:
         """The step whose state the coordinator believes this worker to hold."""
         return self._welcome.members[self._welcome.rank].step
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether rank 0 of the present epoch can write what the run leaves behind. If it cannot, no member can."""
+        return self._welcome.members[0].can_keep
+
     def next_group(self) -> Group:
         """Close the group, wait until an epoch begins in which all members meet, and return its group."""
         deadline = Deadline.after(self._join.timeout_s)
