@@ -139,7 +139,7 @@ MESSAGES = {
         texts,
         st.floats(0, 1e9),
     ),
-    Leave: st.builds(Leave),
+    Leave: st.builds(Leave, st.booleans()),
     Left: st.builds(Left, ranks),
     Revoked: st.builds(Revoked, epochs, st.sampled_from(Cause), ranks, texts),
     LinkHello: st.builds(LinkHello, epochs, ranks, keys),

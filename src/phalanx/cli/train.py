@@ -1,6 +1,9 @@
 """``phalanx train``: train the transformer on workers of this machine."""
 
+import secrets
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +11,15 @@ import msgspec
 import typer
 
 import phalanx
-from phalanx.cli.options import Patience, Stall
+from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.cli.streams import go_on_without_output
+from phalanx.cli.train_alone import train_alone
 from phalanx.cli.train_launch import launch, rewind
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
+from phalanx.cli.train_venue import Venue, check_range, format_proof
 from phalanx.coordinator import parse_workers
 from phalanx.errors import ConfigError
-from phalanx.launch.env import read_times
+from phalanx.launch.env import read_credentials, read_times
 from phalanx.train import require_torch
 from phalanx.train.config import Config, Device, RunConfig, Transport
 from phalanx.train.config_text import explain_config, format_config, parse_config
@@ -22,6 +27,7 @@ from phalanx.train.data import Corpus, open_corpus
 from phalanx.train.machine import memory_bytes
 from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.train.shapes import count_parameters
+from phalanx.transport import parse_address
 
 _GRACE_S = 120.0  # for the current step and a checkpoint
 _MAY_CHANGE = ("run.", "train.steps", "data.path")
@@ -80,6 +86,30 @@ def train(
     from_step: Annotated[
         int | None, typer.Option("--from-step", help="With --resume: continue from the checkpoint of this step.")
     ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Let workers of other machines join the run here, with phalanx join.",
+            show_default=False,
+        ),
+    ] = None,
+    local: Annotated[
+        int | None,
+        typer.Option("-n", "--local", help="With --bind: how many workers to start on this machine. Default: MIN."),
+    ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Be one worker of the run of this coordinator, as under torchrun, srun or mpirun.",
+            show_default=False,
+        ),
+    ] = None,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the config and exit.")] = False,
     patience: Patience = None,
     stall: Stall = None,
@@ -119,13 +149,28 @@ def train(
         return
     go_on_without_output()
     require_torch()
+    if coordinator is not None:
+        _refuse_beside_coordinator({"--bind": bind, "--local": local, "--workers": workers, "--resume": resume})
+        credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
+        raise typer.Exit(train_alone(config, parse_address(coordinator), credentials, times))
+    venue = None
+    if bind is not None:
+        least = config.run.min_workers if least is None else least
+        credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
+        proof = format_proof(token_file, credentials)
+        venue = Venue(parse_address(bind), local or least, credentials, proof, sys.stderr if as_json else sys.stdout)
+        check_range(config, least if local is None else local)
+    elif local is not None:
+        raise ConfigError("--local says how many of the workers start here: pass --bind HOST:PORT too")
     corpus = open_corpus(config.data)
     _check_device(config)
     _check_memory(config, corpus)
+    if venue:
+        venue.describe(config, corpus, secrets.token_hex(8))
     run = old or _create(config)
     with run.hold():
         start = rewind(run, config, corpus, from_step) if old else None
-        status = _run(run, config, corpus, start, times, as_json=as_json)
+        status = _run(run, config, corpus, start, times, venue, as_json=as_json)
     raise typer.Exit(status)
 
 
@@ -135,6 +180,7 @@ def _run(
     corpus: Corpus,
     start: int | None,
     times: tuple[float | None, float | None],
+    venue: Venue | None,
     *,
     as_json: bool,
 ) -> int:
@@ -142,7 +188,7 @@ def _run(
         show_beginning(run, config, corpus, start)
     logged_bytes = _count_bytes(run.steps)
     with Display(run, config, start or 0, is_silent=as_json):
-        status = launch(run, config, corpus, start, times)
+        status = launch(run, config, corpus, start, times, venue)
     if run.result.exists():
         is_complete = show_end(run, config, start, as_json=as_json)
         return 0 if is_complete else status or 128 + signal.SIGTERM  # somebody may have stopped a worker
@@ -150,6 +196,13 @@ def _run(
     if not is_vain:  # else to resume would only fail again
         show_failure(run)
     return 1 if status in (0, _REFUSED) else status
+
+
+def _refuse_beside_coordinator(options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            words = f"{name} makes no sense with --coordinator, where this process is one worker of a run"
+            raise ConfigError(f"{words}: leave one of them out")
 
 
 def _count_bytes(file: Path) -> int:

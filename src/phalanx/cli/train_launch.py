@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from phalanx.cli.reachable import reachable
+from phalanx.cli.train_venue import Venue
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.gradient_server import GradientServer
 from phalanx.group import Over
@@ -28,14 +30,19 @@ _MOST_LOSSES = 3  # of all workers at once, without a checkpoint between
 Times = tuple[float | None, float | None]
 
 
-def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times: Times) -> int:
-    """Train with workers of this machine, and return the exit status. ``start`` is the checkpoint to begin with."""
-    credentials = Credentials(make_token().encode())
+def launch(
+    run: RunDir, config: Config, corpus: Corpus, start: int | None, times: Times, venue: Venue | None = None
+) -> int:
+    """Train with workers of this machine, and return the exit status. ``start`` is the checkpoint to begin with.
+
+    Workers of other machines can join in if there is a ``venue``.
+    """
+    credentials = venue.credentials if venue else Credentials(make_token().encode())
     run.fence.unlink(missing_ok=True)  # epochs are counted from 1 again
     program = local.Program(
         name="phalanx.cli.train_worker",
         is_module=True,
-        workers=config.run.workers,
+        workers=venue.local if venue else config.run.workers,
         over=Over.TCP if config.run.transport is Transport.TCP else Over.AUTO,
         patience_s=times[0],
         stall_s=times[1],
@@ -49,7 +56,7 @@ def launch(run: RunDir, config: Config, corpus: Corpus, start: int | None, times
             return local.run(replace(program, arguments=arguments), credentials)
     losses, last = 0, start
     while True:
-        ending = _launch_elastic(run, config, program, start, credentials)
+        ending = _launch_elastic(run, config, program, start, credentials, venue)
         if not ending.is_lost:
             return ending.status
         start = _fall_back(run, config, corpus)
@@ -81,27 +88,37 @@ def rewind(run: RunDir, config: Config, corpus: Corpus, from_step: int | None) -
 
 
 def _launch_elastic(
-    run: RunDir, config: Config, program: local.Program, start: int | None, credentials: Credentials
+    run: RunDir,
+    config: Config,
+    program: local.Program,
+    start: int | None,
+    credentials: Credentials,
+    venue: Venue | None,
 ) -> local.Ending:
     run.journal.unlink(missing_ok=True)
-    options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{config.run.workers}"]
+    first = max(program.workers, config.run.min_workers)
+    options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{first}"]
     options += ["--journal", str(run.journal), "--events", str(run.events)]
     options += [] if program.patience_s is None else ["--patience", f"{program.patience_s}"]
     options += [] if program.stall_s is None else ["--stall", f"{program.stall_s}"]
-    with RunningCoordinator(Address(LOOPBACK, 0), options, credentials, run.coordinator_log) as coordinator:
+    bind = venue.bind if venue else Address(LOOPBACK, 0)
+    with RunningCoordinator(bind, options, credentials, run.coordinator_log) as coordinator:
+        if venue:
+            venue.open(coordinator.address)
         member = Launch(
             rank=None,
             size=None,
             job="",
-            coordinator=(coordinator.address,),
+            coordinator=(reachable(coordinator.address),),
             over=program.over,
             credentials=credentials,
         )
         return local.supervise(
             replace(program, arguments=_arguments(run, start)),
             [member] * program.workers,
-            replace(program, arguments=(*_arguments(run, None), "--replacement")),
+            replace(program, arguments=_arguments(run, None)),
             lambda: len(log.read_steps(run.steps)) if run.steps.exists() else 0,
+            has_others=venue.has_others if venue else lambda _: False,
         )
 
 

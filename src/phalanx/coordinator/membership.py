@@ -5,6 +5,8 @@ over when a member is lost. A *run* takes steps and continues: a lost member is 
 worker is admitted between two steps.
 """
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, find_stalled, locate
@@ -102,7 +104,7 @@ class Membership:
             case _ if worker.has_left:
                 return []
             case Leave():
-                return self._hear_leave(worker, now)
+                return self._hear_leave(worker, message, now)
             case Halt() if self.ended is None:
                 # Also from a worker that waits: it may have been a member when it found out.
                 return self._halt(self._locate(message))
@@ -191,16 +193,16 @@ class Membership:
         last = self._roster.members[max(self._roster.members)]
         return self._evict(last, f"{last.title} made room for a worker that can keep the run", now)
 
-    def _hear_leave(self, worker: Worker, now: float) -> list[Decision]:
+    def _hear_leave(self, worker: Worker, leave: Leave, now: float) -> list[Decision]:
         worker.has_left = True
         if not self._roster.is_member(worker) or self.ended is not None:
             return []
+        if not self._epochs.is_plain and leave.is_over:
+            # The other members are leaving too. A worker that waits has nothing to do.
+            return self._end(f"its workers finished it at step {self.step}") + self._part(self._roster.waiting)
         if not self._epochs.is_plain and not any(each.step == self.step for each in self._roster.present):
             # A worker that came too late to get the state from them has nothing to do.
-            goodbyes = [
-                decision for each in self._roster.present for decision in refuse(each.connection, "the run is over")
-            ]
-            return self._end(f"all workers left it at step {self.step}") + goodbyes
+            return self._end(f"all workers left it at step {self.step}") + self._part(self._roster.present)
         if others := self._roster.staying:
             # The other workers may be about to leave too. If not, all of them are told together.
             self._left_due = None if self._epochs.is_plain else now + GRACE_S
@@ -208,6 +210,9 @@ class Membership:
         self._forget_questions()
         self._roster.members.clear()
         return self._form_if_possible(now)
+
+    def _part(self, workers: Iterable[Worker]) -> list[Decision]:
+        return [decision for each in workers for decision in refuse(each.connection, "the run is over")]
 
     def _bounds(self, worker: Worker) -> Bounds:
         roster = self._roster
@@ -229,6 +234,8 @@ class Membership:
         self._roster.workers.pop(worker.connection, None)
         if worker.has_left or not self._roster.is_member(worker):
             return []
+        if self.ended is not None and not self.has_halted:
+            return self._part(self._roster.staying)  # who waits for this one would wait in vain
         del self._roster.members[worker.rank]
         return self._go_on(Culprit(cause, worker.rank, words), worker, now)
 

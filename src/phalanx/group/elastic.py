@@ -36,6 +36,7 @@ class ElasticRun:
         assert join.lanes is not None, "a run takes steps"
         self._join = join
         self._announce = announce
+        self._is_over = False
         deadline = Deadline.after(join.timeout_s)
         with shortage_in_words("cannot join the run"), ExitStack() as undo:
             self._client = call_coordinator(join, deadline)
@@ -53,7 +54,7 @@ class ElasticRun:
             self._undo = ExitStack()
             self._undo.callback(leave)
             self._undo.push(undo.pop_all())
-            self._undo.callback(self._client.leave)
+            self._undo.callback(lambda: self._client.leave(is_over=self._is_over))
 
     @property
     def group(self) -> Group:
@@ -102,6 +103,10 @@ class ElasticRun:
         """Say that this worker now has the state of ``step``."""
         if self._epoch:
             self._client.hold(self._epoch, step)
+
+    def conclude(self) -> None:
+        """Say, when this worker leaves, that the run has come to its end: nobody has to go on with it."""
+        self._is_over = True
 
     def close(self) -> None:
         """Leave the run. Closing twice is harmless."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import IO, Self, TextIO
@@ -49,7 +49,8 @@ class Crew:
     A worker is called by its rank as soon as that is known. ``stopping`` decides how workers end when one fails or a
     signal arrives. A worker that is suspended for ``stall_s`` before it has joined is killed: the others wait for it,
     and the coordinator does not know it yet. With ``supervision`` the run is elastic: a worker that is killed is
-    replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken.
+    replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken, and
+    ``has_others`` whether others than these processes are in it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Crew:
         supervision: Supervision | None = None,
         replacement: Sequence[str] = (),
         count_steps: Callable[[], int] = lambda: 0,
+        has_others: Callable[[Collection[int]], bool] = lambda _: False,
     ) -> None:
         self._size = size
         self._stopping = stopping
@@ -68,6 +70,8 @@ class Crew:
         self._replacement = list(replacement)
         self._vacant: list[Launch] = []
         self._count_steps = count_steps
+        self._has_others = has_others
+        self._pids: set[int] = set()
         self.ends: list[End] = []
         self.is_lost = False
         """Whether all workers that were in an elastic run have died, and with them its state."""
@@ -91,6 +95,7 @@ class Crew:
         name = Name("worker", number) if launch.rank is None else Name("rank", launch.rank)
         with shortage_in_words(f"cannot start {name}"):
             self._running.append(_Worker(launch, command, number, name, self._size, self._selector, self._channel))
+        self._pids.add(self._running[-1].pid)
 
     def work(self, signals: Signals) -> None:
         """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""
@@ -161,8 +166,10 @@ class Crew:
                     if not was_stopped and (code < 0 or code == LEFT):
                         what = "left, as it was asked to" if code == LEFT else end.manner
                         sys.stderr.write(f"phalanx: {end.name} {what}; the run goes on\n")
+                        sys.stderr.flush()
                     had_part = each.has_joined and code < 0 and not was_stopped
-                    self.is_lost |= had_part and not any(other.has_joined for other in self._running)
+                    is_last = had_part and not any(other.has_joined for other in self._running)
+                    self.is_lost |= is_last and not self._has_others(self._pids)
 
 
 class _Worker:
@@ -205,6 +212,11 @@ class _Worker:
             _Pipe(self._process.stdout, sys.stdout, self, selector),
             _Pipe(self._process.stderr, sys.stderr, self, selector, self._tail),
         ]
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     @property
     def name(self) -> Name:

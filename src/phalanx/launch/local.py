@@ -3,7 +3,7 @@
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from phalanx.group import Over
 from phalanx.launch.crew import Crew, Signals
 from phalanx.launch.env import Launch
 from phalanx.launch.stopping import Stopping
-from phalanx.launch.supervision import Supervision
+from phalanx.launch.supervision import LEFT, Supervision
 from phalanx.launch.verdict import judge
 from phalanx.transport import Credentials, make_token, shortage_in_words
 from phalanx.wire import Address
@@ -26,8 +26,9 @@ class Program:
 
     ``hosts`` is the number of simulated machines, over which the ranks are spread evenly. ``patience_s`` and
     ``stall_s`` are None for the defaults. ``grace_s`` is how long workers that have joined may take to end after a
-    signal. They get ``stop_signal``, or the signal that arrived. With ``has_ranks``, worker number n asks for rank n;
-    otherwise workers get their ranks when they join.
+    signal. They get ``stop_signal``, or the signal that arrived. With ``may_leave`` that makes them leave a run that
+    goes on without them, which is no failure. With ``has_ranks``, worker number n asks for rank n; otherwise workers
+    get their ranks when they join.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Program:
     stall_s: float | None = None
     grace_s: float = 3.0
     stop_signal: signal.Signals | None = None
+    may_leave: bool = False
     has_ranks: bool = True
 
     def __post_init__(self) -> None:
@@ -117,9 +119,16 @@ class Ending:
 
 
 def supervise(
-    program: Program, launches: Sequence[Launch], replacement: Program, count_steps: Callable[[], int]
+    program: Program,
+    launches: Sequence[Launch],
+    replacement: Program,
+    count_steps: Callable[[], int],
+    has_others: Callable[[Collection[int]], bool] = lambda _: False,
 ) -> Ending:
-    """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``."""
+    """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``.
+
+    ``has_others`` returns whether others than these processes are in the run, too.
+    """
     supervision = Supervision(len(launches))
     crew = partial(
         Crew,
@@ -127,6 +136,7 @@ def supervise(
         supervision=supervision,
         replacement=replacement.command,
         count_steps=count_steps,
+        has_others=has_others,
     )
     ending = _run(program, launches, crew)
     if supervision.reason:
@@ -145,7 +155,8 @@ def _run(program: Program, launches: Sequence[Launch], make_crew: Callable[..., 
         except BrokenPipeError:  # nobody reads our output any longer
             return Ending(128 + signal.SIGPIPE)
     if signals.received:
-        return Ending(128 + signals.received[0])
+        have_left = program.may_leave and all(end.code in (0, LEFT, -signal.SIGTERM) for end in crew.ends)
+        return Ending(0 if have_left else 128 + signals.received[0])
     if crew.is_lost:
         return Ending(1, is_lost=True)
     verdict = judge(crew.final_ends)

@@ -204,7 +204,9 @@ class Waiting(Tagged, frozen=True):
 
 
 class Leave(Tagged, frozen=True):
-    """The sender leaves on purpose."""
+    """The sender leaves on purpose; ``is_over`` says that the run has come to its end for everybody."""
+
+    is_over: bool = False
 
 
 class Left(Tagged, frozen=True):
