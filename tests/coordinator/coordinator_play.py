@@ -17,7 +17,7 @@ def plain_hello(rank=None, size=None, job="", pid=1):
     return Hello(host="anvil", addresses=(Address("10.0.0.7", 4000),), pid=pid, rank=rank, size=size, job=job)
 
 
-def run_hello(name, *, rank=None, size=None, step=0, pending=None, lanes=LANES):
+def run_hello(name, *, rank=None, size=None, step=0, pending=None, lanes=LANES, can_keep=False):
     """What a worker of a run says."""
     return Hello(
         host="anvil",
@@ -32,6 +32,7 @@ def run_hello(name, *, rank=None, size=None, step=0, pending=None, lanes=LANES):
         lanes=lanes,
         step=step,
         pending=pending,
+        can_keep=can_keep,
     )
 
 

@@ -23,6 +23,7 @@ from phalanx.wire import (
     Ask,
     Cause,
     Commit,
+    Describe,
     Done,
     Failed,
     Halt,
@@ -44,7 +45,7 @@ names = st.sampled_from(["", "w0", "w1", "w2", "w3"])
 digests = st.sampled_from([b"same", b"same", b"same", b"other"])
 hellos = st.one_of(
     st.builds(plain_hello, st.none() | ranks, st.none() | st.integers(1, 3), st.sampled_from(["", "day"])),
-    st.builds(run_hello, names, step=st.integers(0, 2), pending=st.none() | digests),
+    st.builds(run_hello, names, step=st.integers(0, 2), pending=st.none() | digests, can_keep=st.booleans()),
 )
 messages = st.one_of(
     hellos,
@@ -61,7 +62,7 @@ messages = st.one_of(
     ),
     st.builds(Halt, st.integers(0, 2), st.sampled_from(Reason), st.none() | ranks, words),
     st.builds(Holds, st.integers(1, 3)),
-    st.sampled_from([Leave(), Look(), Ask(), Left(1), LinkHello(1, 0, KEY)]),
+    st.sampled_from([Leave(), Look(), Ask(), Left(1), LinkHello(1, 0, KEY), Describe(), Describe(b"facts")]),
 )
 places = st.integers(0, 4)
 events = st.one_of(

@@ -2,16 +2,15 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 
 import pytest
 from coordinating import running, serving, write_token
 from launching import PHALANX, finish, started, write_script
+from namespaces import ip
 from training import workers_of, write_config
 
 HOLD_THE_INTERPRETER = """
@@ -225,36 +224,6 @@ def test_the_death_of_a_rank_is_noticed_though_workers_of_its_data_loader_live(t
 
 
 # A network that is cut
-
-
-def ip(*words):
-    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
-
-
-@pytest.fixture
-def hosts():
-    """Three network namespaces, the first of which joins the other two: their names and addresses.
-
-    The other two have their end of the cable under the name ``cable``.
-    """
-    if os.getuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the ip command")
-    names = [f"phalanx-{os.getpid()}-{place}" for place in "abc"]
-    addresses = [f"10.213.0.{1 + place}" for place in range(3)]
-    with contextlib.ExitStack() as undo:
-        for name in names:
-            ip("netns", "add", name)
-            undo.callback(ip, "netns", "delete", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", names[0], "link", "add", "switch", "type", "bridge")
-        for place in (1, 2):
-            plug = f"plug{place}"
-            ip("link", "add", plug, "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[place])
-            ip("-n", names[0], "link", "set", plug, "master", "switch", "up")
-        for name, device, address in zip(names, ("switch", "cable", "cable"), addresses, strict=True):
-            ip("-n", name, "address", "add", f"{address}/24", "dev", device)
-            ip("-n", name, "link", "set", device, "up")
-        yield names, addresses
 
 
 @pytest.mark.slow

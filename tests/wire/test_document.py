@@ -77,6 +77,7 @@ CONTROL_FRAMES = {
         pending=bytes(range(8)),
         patience_s=5.0,
         stall_s=None,
+        can_keep=True,
     ),
     "A step that is done": Done(epoch=2, step=41, loss=2.5, digest=bytes(range(8))),
     "A step that counts": Commit(step=41, digest=bytes(range(8))),

@@ -4,25 +4,25 @@ import logging
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
+from phalanx.cli.reachable import reachable
 from phalanx.cli.streams import go_on_without_output
+from phalanx.cli.train_join import LONGEST_WAIT_S, WORKER, join_training
 from phalanx.coordinator import Coordinator, EventLog, Journal, Terms, look, parse_workers
 from phalanx.errors import ConfigError, ConnectError, MembershipError, ProtocolError, TransportError
 from phalanx.launch import local
 from phalanx.launch.crew import Signals
-from phalanx.launch.env import LOOPBACK, parse_over, read_credentials, read_times
-from phalanx.transport import Credentials, Deadline, format_address, make_token, own_hosts, parse_address
+from phalanx.launch.env import parse_over, read_credentials, read_times
+from phalanx.transport import Credentials, Deadline, format_address, make_token, parse_address
 from phalanx.wire import Address
 
 _LOOK_S = 0.2  # how soon a signal is noticed
 _FIRST_LOOK_S = 3.0
-_LONGEST_WAIT_S = 300.0  # as long as phalanx.connect() waits
 
 
 def coordinator(
@@ -100,7 +100,14 @@ def join(
     address: Annotated[
         str, typer.Argument(help="The address of the coordinator.", metavar="HOST:PORT", show_default=False)
     ],
-    script: Annotated[str, typer.Argument(help="The Python script to run.", metavar="SCRIPT", show_default=False)],
+    script: Annotated[
+        str | None,
+        typer.Argument(
+            help="The Python script to run; none to train in the run of phalanx train.",
+            metavar="SCRIPT",
+            show_default=False,
+        ),
+    ] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(help="Passed to the script.", metavar="ARGS", show_default=False),
@@ -111,6 +118,12 @@ def join(
     over: Annotated[
         str, typer.Option(metavar="auto|tcp", help="Move data through shared memory where possible, or by TCP only.")
     ] = "auto",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Without a SCRIPT: where the data is on this machine. Default: as the config of the run says."
+        ),
+    ] = None,
     token_file: TokenFile = None,
     patience: Annotated[
         float | None,
@@ -134,18 +147,26 @@ def join(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Start a script on workers of this machine that join a coordinator's group.
+    """Start workers of this machine that join a coordinator's group or run.
 
-    In the script, [bold]phalanx.connect()[/bold] returns the group of all workers on
+    Without a script they train in the run of phalanx train: its config, weights
+    and state come over the network, and the data must be the same. A worker that
+    dies is replaced. Ctrl-C or SIGTERM lets them leave; the run goes on.
+
+    In a script, [bold]phalanx.connect()[/bold] returns the group of all workers on
     all machines. Put two dashes between the options of phalanx and the script:
     phalanx join 10.0.0.5:7000 -n 2 --token-file FILE -- train.py --steps 100
     """
     go_on_without_output(unread=False)
     patience_s, stall_s = read_times(patience, stall)
+    if script is None and module:
+        raise ConfigError("-m names a module: pass its name, or leave -m out to train in the run of phalanx train")
+    if script is not None and data is not None:
+        raise ConfigError("--data is for the run of phalanx train: a script finds its data itself")
     program = local.Program(
-        name=script,
+        name=WORKER if script is None else script,
         arguments=tuple(arguments or ()),
-        is_module=module,
+        is_module=module or script is None,
         workers=workers,
         over=parse_over(over, "--over"),
         patience_s=patience_s,
@@ -155,6 +176,8 @@ def join(
     where = parse_address(address)
     try:
         _wait_for_coordinator(where, credentials)
+        if script is None:
+            sys.exit(join_training(program, where, credentials, data))
     except (TransportError, ProtocolError, MembershipError) as error:
         print(f"phalanx join: {error}", file=sys.stderr)
         sys.exit(1)
@@ -176,21 +199,14 @@ def _wait_for_coordinator(where: Address, credentials: Credentials) -> None:
     try:
         look(where, Deadline.after(_FIRST_LOOK_S), credentials)
     except ConnectError as error:
-        print(f"phalanx join: {error} Waiting up to {_LONGEST_WAIT_S:g} s for it.", file=sys.stderr, flush=True)
-        look(where, Deadline.after(_LONGEST_WAIT_S), credentials)
+        print(f"phalanx join: {error} Waiting up to {LONGEST_WAIT_S:g} s for it.", file=sys.stderr, flush=True)
+        look(where, Deadline.after(LONGEST_WAIT_S), credentials)
 
 
 def _announce(address: Address, credentials: Credentials, terms: Terms) -> None:
-    here = format_address(Address(host=_reachable(address.host), port=address.port))
+    here = format_address(reachable(address))
     count = f"{terms.minimum}" if terms.minimum == terms.maximum else f"{terms.minimum} to {terms.maximum}"
     print(f"phalanx: listening on {format_address(address)} for {count} workers", flush=True)
     proof = " --token-file FILE" if credentials.token else ""
     proof += " --tls-cert FILE --tls-key FILE --tls-ca FILE" if credentials.tls else ""
     print(f"phalanx: start workers with: phalanx join {here} -n 2{proof} -- script.py", flush=True)
-
-
-def _reachable(host: str) -> str:
-    """Return an address of this machine for others to use, if one is known."""
-    if not ip_address(host).is_unspecified:
-        return host
-    return next((each for each in own_hosts(LOOPBACK)[1:] if (":" in each) == (":" in host)), host)

@@ -1,6 +1,9 @@
 """``phalanx train``: train the transformer on workers of this machine."""
 
+import secrets
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,15 +11,17 @@ import msgspec
 import typer
 
 import phalanx
-from phalanx.cli.options import Patience, Stall
+from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.cli.streams import go_on_without_output
+from phalanx.cli.train_alone import train_alone
 from phalanx.cli.train_chaos import describe_chaos, summarize
 from phalanx.cli.train_launch import launch, rewind
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
+from phalanx.cli.train_venue import Venue, check_range, format_proof
 from phalanx.coordinator import parse_workers, read_events
 from phalanx.errors import ConfigError
 from phalanx.launch.chaos import parse_chaos, plan_strikes
-from phalanx.launch.env import read_times
+from phalanx.launch.env import read_credentials, read_times
 from phalanx.launch.storm import Weather
 from phalanx.train import require_torch
 from phalanx.train.config import Config, Device, RunConfig, Transport
@@ -25,6 +30,7 @@ from phalanx.train.data import Corpus, open_corpus
 from phalanx.train.machine import memory_bytes
 from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.train.shapes import count_parameters
+from phalanx.transport import parse_address
 
 _GRACE_S = 120.0  # for the current step and a checkpoint
 _CHAOS_STALL_S = 3.0  # workers that are stopped on purpose shall not hold the others up for long
@@ -84,6 +90,30 @@ def train(
     from_step: Annotated[
         int | None, typer.Option("--from-step", help="With --resume: continue from the checkpoint of this step.")
     ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Let workers of other machines join the run here, with phalanx join.",
+            show_default=False,
+        ),
+    ] = None,
+    local: Annotated[
+        int | None,
+        typer.Option("-n", "--local", help="With --bind: how many workers to start on this machine. Default: MIN."),
+    ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Be one worker of the run of this coordinator, as under torchrun, srun or mpirun.",
+            show_default=False,
+        ),
+    ] = None,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the config and exit.")] = False,
     patience: Patience = None,
     stall: Stall = None,
@@ -138,13 +168,28 @@ def train(
     weather = Weather(plan_strikes(counts, config.train.steps, chaos_seed)) if counts else None
     go_on_without_output()
     require_torch()
+    if coordinator is not None:
+        _refuse_beside_coordinator({"--bind": bind, "--local": local, "--workers": workers, "--resume": resume})
+        credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
+        raise typer.Exit(train_alone(config, parse_address(coordinator), credentials, times))
+    venue = None
+    if bind is not None:
+        least = config.run.min_workers if least is None else least
+        credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
+        proof = format_proof(token_file, credentials)
+        venue = Venue(parse_address(bind), local or least, credentials, proof, sys.stderr if as_json else sys.stdout)
+        check_range(config, least if local is None else local)
+    elif local is not None:
+        raise ConfigError("--local says how many of the workers start here: pass --bind HOST:PORT too")
     corpus = open_corpus(config.data)
     _check_device(config)
     _check_memory(config, corpus)
+    if venue:
+        venue.describe(config, corpus, secrets.token_hex(8))
     run = old or _create(config)
     with run.hold():
         start = rewind(run, config, corpus, from_step) if old else None
-        status = _run(run, config, corpus, start, times, weather, as_json=as_json)
+        status = _run(run, config, corpus, start, times, venue, weather, as_json=as_json)
     raise typer.Exit(status)
 
 
@@ -154,6 +199,7 @@ def _run(
     corpus: Corpus,
     start: int | None,
     times: tuple[float | None, float | None],
+    venue: Venue | None,
     weather: Weather | None,
     *,
     as_json: bool,
@@ -162,7 +208,7 @@ def _run(
         show_beginning(run, config, corpus, start)
     logged_bytes = _count_bytes(run.steps)
     with Display(run, config, start or 0, is_silent=as_json):
-        status = launch(run, config, corpus, start, times, weather)
+        status = launch(run, config, corpus, start, times, venue, weather)
     if weather:
         chaos = summarize(weather, list(read_events(run.events)))
         run.write_chaos(chaos)
@@ -175,6 +221,13 @@ def _run(
     if not is_vain:  # else to resume would only fail again
         show_failure(run)
     return 1 if status in (0, _REFUSED) else status
+
+
+def _refuse_beside_coordinator(options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            words = f"{name} makes no sense with --coordinator, where this process is one worker of a run"
+            raise ConfigError(f"{words}: leave one of them out")
 
 
 def _count_bytes(file: Path) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 
+from phalanx.cli.reachable import reachable
+from phalanx.cli.train_venue import Venue
 from phalanx.coordinator import Terms
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.gradient_server import GradientServer
@@ -33,18 +35,24 @@ Times = tuple[float | None, float | None]
 
 
 def launch(
-    run: RunDir, config: Config, corpus: Corpus, start: int | None, times: Times, weather: Weather | None = None
+    run: RunDir,
+    config: Config,
+    corpus: Corpus,
+    start: int | None,
+    times: Times,
+    venue: Venue | None = None,
+    weather: Weather | None = None,
 ) -> int:
     """Train with workers of this machine, and return the exit status. ``start`` is the checkpoint to begin with.
 
-    ``weather`` is what shall happen to the workers meanwhile.
+    Workers of other machines can join in if there is a ``venue``. ``weather`` is what shall happen to the workers.
     """
-    credentials = Credentials(make_token().encode())
+    credentials = venue.credentials if venue else Credentials(make_token().encode())
     run.fence.unlink(missing_ok=True)  # epochs are counted from 1 again
     program = local.Program(
         name="phalanx.cli.train_worker",
         is_module=True,
-        workers=config.run.workers,
+        workers=venue.local if venue else config.run.workers,
         over=Over.TCP if config.run.transport is Transport.TCP else Over.AUTO,
         patience_s=times[0],
         stall_s=times[1],
@@ -58,7 +66,7 @@ def launch(
             return local.run(replace(program, arguments=arguments), credentials)
     losses, last = 0, start
     while True:
-        ending = _launch_elastic(run, config, program, start, credentials, weather)
+        ending = _launch_elastic(run, config, program, start, credentials, venue, weather)
         if not ending.is_lost:
             return ending.status
         start = _fall_back(run, config, corpus)
@@ -95,22 +103,26 @@ def _launch_elastic(
     program: local.Program,
     start: int | None,
     credentials: Credentials,
+    venue: Venue | None,
     weather: Weather | None,
 ) -> local.Ending:
     run.journal.unlink(missing_ok=True)
-    steps = StepCounter(run.steps)
     away_s = _AWAY * Terms.exactly(None, stall_s=program.stall_s).stall_s
     mishaps = ("--mishaps", f"{away_s}") if weather else ()
-    options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{config.run.workers}"]
+    first = max(program.workers, config.run.min_workers)
+    options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{first}"]
     options += ["--journal", str(run.journal), "--events", str(run.events)]
     options += [] if program.patience_s is None else ["--patience", f"{program.patience_s}"]
     options += [] if program.stall_s is None else ["--stall", f"{program.stall_s}"]
-    with RunningCoordinator(Address(LOOPBACK, 0), options, credentials, run.coordinator_log) as coordinator:
+    bind = venue.bind if venue else Address(LOOPBACK, 0)
+    with RunningCoordinator(bind, options, credentials, run.coordinator_log) as coordinator:
+        if venue:
+            venue.open(coordinator.address)
         member = Launch(
             rank=None,
             size=None,
             job="",
-            coordinator=(coordinator.address,),
+            coordinator=(reachable(coordinator.address),),
             over=program.over,
             credentials=credentials,
         )
@@ -130,9 +142,10 @@ def _launch_elastic(
         return local.supervise(
             replace(program, arguments=(*_arguments(run, start), *mishaps)),
             [member] * program.workers,
-            replace(program, arguments=(*_arguments(run, None), "--replacement", *mishaps)),
-            steps.count,
-            rage,
+            replace(program, arguments=(*_arguments(run, None), *mishaps)),
+            StepCounter(run.steps).count,
+            has_others=venue.has_others if venue else lambda _: False,
+            beside=rage,
         )
 
 

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -13,8 +13,8 @@ import phalanx
 from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.gradient_server import WorkerClient
 from phalanx.group import ElasticRun, enlist
-from phalanx.launch.connect import make_join
-from phalanx.launch.env import read_launch
+from phalanx.launch.connect import enter_run, make_join
+from phalanx.launch.env import Launch, read_launch
 from phalanx.launch.rank_channel import tell_rank
 from phalanx.parallel import Exchange, StarExchange
 from phalanx.train.bundle import write_bundle
@@ -49,10 +49,20 @@ class Request:
         signal.signal(number, signal.SIG_DFL)
 
 
-def work(run: RunDir, from_step: int | None, star: Address | None) -> bool:
+def work(
+    run: RunDir,
+    from_step: int | None = None,
+    star: Address | None = None,
+    launch: Launch | None = None,
+    *,
+    can_keep: bool = True,
+    conclude: Callable[[], object] = lambda: None,
+) -> bool:
     """Train to the end, or until somebody asks to stop. Return False if this worker left and the others go on.
 
-    ``star`` is the address of the gradient server, if any.
+    ``star`` is the address of the gradient server, if any, and ``launch`` how to join, by default as the environment
+    says. A worker that ``can_keep`` sees the directory of the run; for any other one ``run`` is only a place for a
+    config. The worker that has written the result calls ``conclude``.
     """
     config = read_config(run.config)
     torch.set_num_threads(config.run.threads_per_worker)
@@ -60,25 +70,30 @@ def work(run: RunDir, from_step: int | None, star: Address | None) -> bool:
     torch.use_deterministic_algorithms(device.type == "cuda")  # on a CPU everything used here is deterministic
     corpus = open_corpus(config.data)
     start = None if from_step is None else load_for_resume(run.checkpoints, from_step, config.model)
-    with _join(config, star, start, corpus.vocabulary) as exchange:
+    launch = launch or read_launch()
+    assert launch, "a launcher has started this worker"
+    with _join(config, star, start, corpus.vocabulary, launch, can_keep=can_keep) as exchange:
         stop, leave = Request(STOP_SIGNAL), Request(signal.SIGTERM)
         trainer = Trainer(config, corpus, exchange, device, start)
-        if trainer.exchange.rank == 0:
+        if trainer.exchange.rank == 0 and can_keep:
             run.record(environment(version=phalanx.__version__, threads=torch.get_num_threads(), device=device.type))
         facts = parse_facts(start.facts) if start else None
         best = facts.best if isinstance(facts, RunFacts) else None
         with Keeper(run, config, corpus, exchange, best) as keeper:
             try:
                 is_elastic = isinstance(exchange, ElasticRun)
-                return trainer.run(
+                is_over = trainer.run(
                     keeper,
                     lambda: stop.was_made or (leave.was_made and not is_elastic),
                     lambda: leave.was_made and is_elastic,
                 )
             except NonFiniteGradient as error:
-                if error.rank == trainer.exchange.rank:
+                if error.rank == trainer.exchange.rank and can_keep:
                     _bundle(run, trainer, error)
                 raise
+            if is_over and trainer.exchange.rank == 0:
+                conclude()
+            return is_over
 
 
 def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
@@ -92,19 +107,18 @@ def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
 
 @contextmanager
 def _join(
-    config: Config, star: Address | None, start: Checkpoint | None, vocabulary: int
+    config: Config, star: Address | None, start: Checkpoint | None, vocabulary: int, launch: Launch, *, can_keep: bool
 ) -> Iterator[Exchange | ElasticRun]:
     """Connect to the other workers, directly or through a gradient server."""
     lanes, step = config.train.lanes, start.step if start else 0
     if star is None:
         over = "tcp" if config.run.transport is Transport.TCP else "auto"
-        with phalanx.join_run(timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step) as joined:
+        joining = enter_run(launch, timeout_s=_TIMEOUT_S, over=over, lanes=lanes, step=step, can_keep=can_keep)
+        with joining as joined:
             if config.run.transport is Transport.ARENA and len(joined.group.hosts) > 1:
                 raise ConfigError("workers cannot share memory here: pass --transport auto or tcp")
             yield joined
         return
-    launch = read_launch()
-    assert launch, "phalanx train starts its workers itself"
     parts = [part.what for part in list_parts(make_model(config, vocabulary, torch.device("meta")))]
     with WorkerClient(star, credentials=launch.credentials, lanes=lanes, timeout_s=_TIMEOUT_S) as client:
         join = replace(make_join(launch, _TIMEOUT_S), rank=client.worker, lanes=lanes, step=step)

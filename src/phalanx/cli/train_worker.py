@@ -20,16 +20,16 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--from-step", type=int)
     parser.add_argument("--star", type=parse_address)
-    parser.add_argument("--replacement", action="store_true")
+    parser.add_argument("--guest", action="store_true", help="cannot keep the run: its directory is elsewhere")
     parser.add_argument("--mishaps", type=float, metavar="SECONDS", help="how long to hang when that is asked for")
     given = parser.parse_args()
     if given.mishaps is not None:
         allow_mishaps(given.mishaps)
     try:
-        if not work(RunDir.open(given.run), given.from_step, given.star):
+        if not work(RunDir.open(given.run), given.from_step, given.star, can_keep=not given.guest):
             sys.exit(LEFT)
     except PhalanxError as error:
-        if given.replacement and isinstance(error, JoinRefused) and "the run is over" in str(error):
+        if isinstance(error, JoinRefused) and "the run is over" in str(error):
             return  # the others have finished without it
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(_REFUSED if isinstance(error, ConfigError) else LOST if isinstance(error, StateLost) else 1)

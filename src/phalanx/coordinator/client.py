@@ -137,10 +137,10 @@ class CoordinatorClient:
         said = Failed(epoch.number, cause, rank, _fit(words))
         self._do(lambda _: [Tell(said)] if epoch is self._epoch else [])
 
-    def leave(self) -> None:
-        """Leave the group without ending it for the other ranks. Leaving twice is harmless."""
+    def leave(self, *, is_over: bool = False) -> None:
+        """Leave the group without ending it for the other ranks, unless the run ``is_over``. Twice is harmless."""
         if not self._is_closed:
-            self._do(lambda participant: participant.leave())
+            self._do(lambda participant: participant.leave(is_over=is_over))
             self.close()
 
     def close(self) -> None:

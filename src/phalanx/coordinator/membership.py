@@ -5,13 +5,15 @@ over when a member is lost. A *run* takes steps and continues: a lost member is 
 worker is admitted between two steps.
 """
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, find_stalled, locate
 from phalanx.coordinator.decision import Decision, Drop, Record, Say, refuse, to
 from phalanx.coordinator.epochs import Epochs
 from phalanx.coordinator.plausible import Bounds
-from phalanx.coordinator.record import Committed, Ended, Line, Past
+from phalanx.coordinator.record import Committed, Ended, Line, Offered, Past
 from phalanx.coordinator.roster import Roster
 from phalanx.coordinator.standing import describe
 from phalanx.coordinator.steps import Steps
@@ -21,6 +23,8 @@ from phalanx.wire import (
     Ask,
     Cause,
     Commit,
+    Describe,
+    Described,
     Done,
     Evict,
     Failed,
@@ -55,6 +59,7 @@ class Membership:
         self._roster = Roster(terms)
         self._steps = Steps(past.step, past.last)
         self._epochs = Epochs(terms, secret, past, now, self._roster, self._steps)
+        self._facts = past.facts
         self._inquiry: Inquiry | None = None
         self._left_due: float | None = None
         self._next_inquiry = now
@@ -91,13 +96,7 @@ class Membership:
         """Return what to do about a message."""
         worker = self._roster.workers.get(connection)
         if worker is None:
-            match message:
-                case Hello():
-                    return self._hear_hello(connection, message, now)
-                case Look():
-                    return self._hear_look(connection, now)
-                case _:
-                    return refuse(connection, "say hello first")
+            return self._hear_newcomer(connection, message, now)
         worker.heard_at = now
         if self.ended is None and (fault := self._bounds(worker).fault(message)):
             return self._send_away(worker, fault, now)
@@ -105,7 +104,7 @@ class Membership:
             case _ if worker.has_left:
                 return []
             case Leave():
-                return self._hear_leave(worker, now)
+                return self._hear_leave(worker, message, now)
             case Halt() if self.ended is None:
                 # Also from a worker that waits: it may have been a member when it found out.
                 return self._halt(self._locate(message))
@@ -156,6 +155,17 @@ class Membership:
 
     # Coming and going
 
+    def _hear_newcomer(self, connection: int, message: Message, now: float) -> list[Decision]:
+        match message:
+            case Hello():
+                return self._hear_hello(connection, message, now)
+            case Look():
+                return self._hear_look(connection, now)
+            case Describe(offers=offers):
+                return self._hear_describe(connection, offers)
+            case _:
+                return refuse(connection, "say hello first")
+
     def _hear_hello(self, connection: int, hello: Hello, now: float) -> list[Decision]:
         decisions: list[Decision] = []
         if again := self._roster.named(hello.name):
@@ -171,18 +181,28 @@ class Membership:
             return decisions + refuse(connection, objection)
         self._roster.enter(worker)
         decisions.append(Say((connection,), Heard(self._patience_s(worker), self._stall_s(worker))))
-        return decisions + self._form_if_possible(now)
+        return decisions + self._make_room(now) + self._form_if_possible(now)
 
-    def _hear_leave(self, worker: Worker, now: float) -> list[Decision]:
+    def _make_room(self, now: float) -> list[Decision]:
+        """Begin another epoch if no member can keep the run and a worker that waits can.
+
+        This does not wait for a commit: after the last step there is none. A member that has to go comes again.
+        """
+        if not self._epochs.is_whole or not self._roster.lacks_keeper:
+            return []
+        last = self._roster.members[max(self._roster.members)]
+        return self._evict(last, f"{last.title} made room for a worker that can keep the run", now)
+
+    def _hear_leave(self, worker: Worker, leave: Leave, now: float) -> list[Decision]:
         worker.has_left = True
         if not self._roster.is_member(worker) or self.ended is not None:
             return []
+        if not self._epochs.is_plain and leave.is_over:
+            # The other members are leaving too. A worker that waits has nothing to do.
+            return self._end(f"its workers finished it at step {self.step}") + self._part(self._roster.waiting)
         if not self._epochs.is_plain and not any(each.step == self.step for each in self._roster.present):
             # A worker that came too late to get the state from them has nothing to do.
-            goodbyes = [
-                decision for each in self._roster.present for decision in refuse(each.connection, "the run is over")
-            ]
-            return self._end(f"all workers left it at step {self.step}") + goodbyes
+            return self._end(f"all workers left it at step {self.step}") + self._part(self._roster.present)
         if others := self._roster.staying:
             # The other workers may be about to leave too. If not, all of them are told together.
             self._left_due = None if self._epochs.is_plain else now + GRACE_S
@@ -190,6 +210,9 @@ class Membership:
         self._forget_questions()
         self._roster.members.clear()
         return self._form_if_possible(now)
+
+    def _part(self, workers: Iterable[Worker]) -> list[Decision]:
+        return [decision for each in workers for decision in refuse(each.connection, "the run is over")]
 
     def _bounds(self, worker: Worker) -> Bounds:
         roster = self._roster
@@ -211,6 +234,8 @@ class Membership:
         self._roster.workers.pop(worker.connection, None)
         if worker.has_left or not self._roster.is_member(worker):
             return []
+        if self.ended is not None and not self.has_halted:
+            return self._part(self._roster.staying)  # who waits for this one would wait in vain
         del self._roster.members[worker.rank]
         return self._go_on(Culprit(cause, worker.rank, words), worker, now)
 
@@ -268,7 +293,8 @@ class Membership:
         if self._roster.has_room_for_waiting:
             self._forget_questions()
             decisions += self._epochs.form(self._roster.candidates(self.step, is_plain=False))
-        return decisions
+            return decisions
+        return decisions + self._make_room(now)
 
     def _hear_accusation(self, rank: int, said: Failed, now: float) -> list[Decision]:
         if said.cause in (Cause.DISAGREED, Cause.GARBLED, Cause.RAISED):
@@ -297,6 +323,13 @@ class Membership:
                 self._inquiry.lookers.append(connection)
             return []
         return self._inquire(Inquiry(now + GRACE_S, lookers=[connection]), now)
+
+    def _hear_describe(self, connection: int, offers: bytes | None) -> list[Decision]:
+        recorded: list[Decision] = []
+        if self._facts is None and offers is not None:
+            self._facts = offers
+            recorded = [Record(Offered(offers))]
+        return [*recorded, Say((connection,), Described(self._facts))]
 
     def _inquire(self, inquiry: Inquiry, now: float) -> list[Decision]:
         """Ask all workers what they wait for, and decide when they have had time to answer."""

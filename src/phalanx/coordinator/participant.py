@@ -223,10 +223,10 @@ class Participant:
         self._halting = Halt(self.step, reason, rank, words, epoch)
         return [Tell(self._halting)]
 
-    def leave(self) -> list[Move]:
-        """Return what to do when this worker leaves."""
+    def leave(self, *, is_over: bool = False) -> list[Move]:
+        """Return what to do when this worker leaves; ``is_over`` if the run has come to its end."""
         self._has_ended = True
-        return [Tell(Leave()), HangUp()]
+        return [Tell(Leave(is_over)), HangUp()]
 
     def _hear_welcome(self, welcome: Welcome) -> list[Move]:
         moves = self._abandon(EpochChanged(f"epoch {welcome.epoch} began"))

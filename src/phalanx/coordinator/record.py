@@ -36,7 +36,13 @@ class Ended(_Line, frozen=True):
     words: str
 
 
-Line = Formed | Committed | Ended
+class Offered(_Line, frozen=True):
+    """Somebody said what the run is. Nobody can say anything else later."""
+
+    facts: bytes
+
+
+Line = Formed | Committed | Ended | Offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class Past:
     names: frozenset[str] = frozenset()
     last: Commit | None = None
     ended: str | None = None
+    facts: bytes | None = None
 
     def after(self, line: Line) -> "Past":
         """Return the state after ``line`` was added to the journal."""
@@ -61,6 +68,8 @@ class Past:
                 return replace(self, step=line.step + 1, last=last)
             case Ended():
                 return replace(self, ended=line.words)
+            case Offered():
+                return replace(self, facts=line.facts)
 
 
 def recall(lines: Iterable[Line]) -> Past:

@@ -54,6 +54,13 @@ class Roster:
         """Whether a worker waits and could be admitted."""
         return len(self.members) < (self.most or 0) and bool(self.waiting)
 
+    @property
+    def lacks_keeper(self) -> bool:
+        """Whether no member can keep the run, and a worker that waits can."""
+        if any(each.hello.can_keep for each in self.members.values()):
+            return False
+        return any(each.hello.can_keep and each.hello.name not in self.benched for each in self.waiting)
+
     def is_member(self, worker: Worker) -> bool:
         """Whether a worker is in the present epoch."""
         return self.members.get(worker.rank) is worker
@@ -73,12 +80,21 @@ class Roster:
         self.workers[worker.connection] = worker
 
     def candidates(self, step: int, *, is_plain: bool) -> list[Worker]:
-        """Return the workers of an epoch that would begin now; those that hold the state of ``step`` come first."""
+        """Return the workers of an epoch that would begin now, in the order of their ranks.
+
+        If there are too many, those that hold the state of ``step`` go first, then members. But one of them can keep
+        the run, if anybody can, and if another one holds the state.
+        """
         present = self.waiting if is_plain else self.present  # the members of a plain group are finished with it
         willing = [each for each in present if each.hello.name not in self.benched]
         is_enough = len(willing) >= (self.least or 0) and any(each.step == step for each in willing)
         chosen = willing if is_enough else present
-        return sorted(chosen, key=lambda each: (each.step != step, not self.is_member(each)))[: self.most]
+        ordered = sorted(chosen, key=lambda each: (each.step != step, not self.is_member(each)))
+        first, rest = ordered[: self.most], ordered[self.most or len(ordered) :]
+        keeper = next((each for each in rest if each.hello.can_keep), None)
+        if keeper and len(first) > 1 and not any(each.hello.can_keep for each in first):
+            first[-1] = keeper
+        return sorted(first, key=lambda each: not each.hello.can_keep)
 
     def seat(self, workers: Iterable[Worker]) -> dict[int, Worker]:
         """Make exactly these workers the members, and return them by rank."""

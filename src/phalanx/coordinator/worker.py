@@ -108,6 +108,7 @@ def describe_members(ranks: Mapping[int, Worker], lanes: int | None) -> tuple[Me
             pid=each.hello.pid,
             lanes=lane_bounds(lanes, len(ranks), rank),
             step=each.step,
+            can_keep=each.hello.can_keep,
         )
         for rank, each in ranks.items()
     )

@@ -44,7 +44,8 @@ class Join:
     ``coordinator`` lists the addresses to try. ``host`` simulates several machines on one: ranks share memory only
     with ranks of the same ``host``. ``hosted_by`` is the rank whose process runs the coordinator, or None. Workers and
     the coordinator authenticate with ``credentials``. A group that takes steps has ``lanes``, and ``step`` is the next
-    step of the state that this rank holds. If ``patience_s`` or ``stall_s`` is None, the coordinator decides.
+    step of the state that this rank holds. ``can_keep`` says that it can write what the run leaves behind. If
+    ``patience_s`` or ``stall_s`` is None, the coordinator decides.
     """
 
     coordinator: tuple[Address, ...]
@@ -57,6 +58,7 @@ class Join:
     timeout_s: float = 300.0
     lanes: int | None = None
     step: int = 0
+    can_keep: bool = False
     patience_s: float | None = None
     stall_s: float | None = None
     credentials: Credentials = field(default_factory=Credentials)
@@ -155,6 +157,7 @@ def make_hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
         step=join.step,
         patience_s=join.patience_s,
         stall_s=join.stall_s,
+        can_keep=join.can_keep,
         name=f"{socket.gethostname()}:{os.getpid()}:{os.urandom(8).hex()}",
     )
 

@@ -36,6 +36,7 @@ class ElasticRun:
         assert join.lanes is not None, "a run takes steps"
         self._join = join
         self._announce = announce
+        self._is_over = False
         deadline = Deadline.after(join.timeout_s)
         with shortage_in_words("cannot join the run"), ExitStack() as undo:
             self._client = call_coordinator(join, deadline)
@@ -53,7 +54,7 @@ class ElasticRun:
             self._undo = ExitStack()
             self._undo.callback(leave)
             self._undo.push(undo.pop_all())
-            self._undo.callback(self._client.leave)
+            self._undo.callback(lambda: self._client.leave(is_over=self._is_over))
 
     @property
     def group(self) -> Group:
@@ -70,6 +71,11 @@ class ElasticRun:
     def is_known_to_hold(self) -> int:
         """The step whose state the coordinator believes this worker to hold."""
         return self._welcome.members[self._welcome.rank].step
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether rank 0 of the present epoch can write what the run leaves behind. If it cannot, no member can."""
+        return self._welcome.members[0].can_keep
 
     def next_group(self) -> Group:
         """Close the group, wait until an epoch begins in which all members meet, and return its group."""
@@ -102,6 +108,10 @@ class ElasticRun:
         """Say that this worker now has the state of ``step``."""
         if self._epoch:
             self._client.hold(self._epoch, step)
+
+    def conclude(self) -> None:
+        """Say, when this worker leaves, that the run has come to its end: nobody has to go on with it."""
+        self._is_over = True
 
     def close(self) -> None:
         """Leave the run. Closing twice is harmless."""

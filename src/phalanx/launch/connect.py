@@ -62,7 +62,8 @@ def join_run(
     comes later gets the state from the others. The other arguments are those of ``connect``. A process that nothing
     started is a run of one.
     """
-    chosen, launch = parse_over(over, "over"), read_launch()
+    parse_over(over, "over")
+    launch = read_launch()
     if launch is None:
         coordinator = Coordinator(terms=Terms.exactly(1))
         try:
@@ -76,14 +77,30 @@ def join_run(
             "under torchrun, srun and mpirun the coordinator ends with rank 0, and so would the run: start `phalanx "
             "coordinator`, and the workers with `phalanx join`"
         )
+    return enter_run(launch, lanes=lanes, timeout_s=timeout_s, over=over, host=host, step=step)
+
+
+def enter_run(
+    launch: Launch,
+    *,
+    lanes: int,
+    timeout_s: float,
+    over: str = "auto",
+    host: str | None = None,
+    step: int = 0,
+    can_keep: bool = False,
+) -> ElasticRun:
+    """Join the run that ``launch`` names. The arguments are those of ``join_run``, and ``Join.can_keep``."""
+    chosen = parse_over(over, "over")
     join = replace(
         make_join(launch, timeout_s),
-        rank=None,  # those who hold the state get the first ranks
+        rank=None,  # the coordinator gives ranks: the first ones to those who can keep the run
         size=None,
         host=launch.host if host is None else host,
         over=launch.over if chosen is Over.AUTO else chosen,
         lanes=lanes,
         step=step,
+        can_keep=can_keep,
     )
     return ElasticRun(join, partial(tell_rank, launch.channel))
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -52,8 +52,9 @@ class Crew:
     A worker is called by its rank as soon as that is known. ``stopping`` decides how workers end when one fails or a
     signal arrives. A worker that is suspended for ``stall_s`` before it has joined is killed: the others wait for it,
     and the coordinator does not know it yet. With ``supervision`` the run is elastic: a worker that is killed is
-    replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken. With
-    ``nursery`` workers are forked there, and all commands must be for its module.
+    replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken, and
+    ``has_others`` whether others than these processes are in it. With ``nursery`` workers are forked there, and all
+    commands must be for its module.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Crew:
         supervision: Supervision | None = None,
         replacement: Sequence[str] = (),
         count_steps: Callable[[], int] = lambda: 0,
+        has_others: Callable[[Collection[int]], bool] = lambda _: False,
         nursery: Nursery | None = None,
     ) -> None:
         self._size = size
@@ -73,6 +75,8 @@ class Crew:
         self._replacement = list(replacement)
         self._vacant: list[Launch] = []
         self._count_steps = count_steps
+        self._has_others = has_others
+        self._pids: set[int] = set()
         self._nursery = nursery
         self._asked_for = 0
         self.ends: list[End] = []
@@ -100,6 +104,7 @@ class Crew:
             self._running.append(
                 _Worker(launch, command, number, name, self._size, self._selector, self._channel, self._nursery)
             )
+        self._pids.add(self._running[-1].pid)
 
     def work(self, signals: Signals) -> None:
         """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""
@@ -182,9 +187,10 @@ class Crew:
                     if not was_stopped and (code < 0 or code == LEFT):
                         what = "left, as it was asked to" if code == LEFT else end.manner
                         sys.stderr.write(f"phalanx: {end.name} {what}; the run goes on\n")
+                        sys.stderr.flush()
                     had_part = each.has_joined and code < 0 and not was_stopped
-                    self.is_lost |= had_part and not any(other.has_joined for other in self._running)
-                    self.is_lost |= code == LOST
+                    is_last = had_part and not any(other.has_joined for other in self._running)
+                    self.is_lost |= code == LOST or (is_last and not self._has_others(self._pids))
 
 
 class _Worker:

@@ -3,7 +3,7 @@
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from phalanx.launch.crew import Crew, Signals
 from phalanx.launch.env import Launch, worker_environ
 from phalanx.launch.nursery import Nursery
 from phalanx.launch.stopping import Stopping
-from phalanx.launch.supervision import Supervision
+from phalanx.launch.supervision import LEFT, Supervision
 from phalanx.launch.verdict import judge
 from phalanx.transport import Credentials, make_token, shortage_in_words, usable_cpus
 from phalanx.wire import Address
@@ -28,8 +28,9 @@ class Program:
 
     ``hosts`` is the number of simulated machines, over which the ranks are spread evenly. ``patience_s`` and
     ``stall_s`` are None for the defaults. ``grace_s`` is how long workers that have joined may take to end after a
-    signal. They get ``stop_signal``, or the signal that arrived. With ``has_ranks``, worker number n asks for rank n;
-    otherwise workers get their ranks when they join.
+    signal. They get ``stop_signal``, or the signal that arrived. With ``may_leave`` that makes them leave a run that
+    goes on without them, which is no failure. With ``has_ranks``, worker number n asks for rank n; otherwise workers
+    get their ranks when they join.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Program:
     stall_s: float | None = None
     grace_s: float = 3.0
     stop_signal: signal.Signals | None = None
+    may_leave: bool = False
     has_ranks: bool = True
 
     def __post_init__(self) -> None:
@@ -123,11 +125,13 @@ def supervise(
     launches: Sequence[Launch],
     replacement: Program,
     count_steps: Callable[[], int],
+    has_others: Callable[[Collection[int]], bool] = lambda _: False,
     beside: Callable[[Crew], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> Ending:
     """Start the workers of an elastic run as ``start`` does. For each that is killed, start a ``replacement``.
 
-    ``beside`` makes what goes on beside the workers.
+    ``has_others`` returns whether others than these processes are in the run, too. ``beside`` makes what goes on beside
+    the workers.
     """
     supervision = Supervision(len(launches))
     assert program.is_module, "only a module can be imported beforehand"
@@ -141,6 +145,7 @@ def supervise(
             supervision=supervision,
             replacement=replacement.command,
             count_steps=count_steps,
+            has_others=has_others,
             nursery=nursery,
         )
         ending = _run(program, launches, crew, beside)
@@ -166,7 +171,8 @@ def _run(
         except BrokenPipeError:  # nobody reads our output any longer
             return Ending(128 + signal.SIGPIPE)
     if signals.received:
-        return Ending(128 + signals.received[0])
+        have_left = program.may_leave and all(end.code in (0, LEFT, -signal.SIGTERM) for end in crew.ends)
+        return Ending(0 if have_left else 128 + signals.received[0])
     if crew.is_lost:
         return Ending(1, is_lost=True)
     verdict = judge(crew.final_ends)

@@ -101,5 +101,6 @@ class RunningCoordinator:
                     self._is_ready.set()
             code = process.wait()
         if not self._is_ready.is_set():
-            self._failure = f"it ended with {code}"
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+            self._failure = lines[-1].removeprefix("phalanx: ") if lines else f"it ended with {code}"
         return code

@@ -11,7 +11,7 @@ from typing import Self, cast
 
 import msgspec
 
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, EpochChanged
 from phalanx.group import ElasticRun, Group
 from phalanx.parallel import Engine, Exchange, digest_weights
 from phalanx.train.background import BackgroundSaves, State
@@ -27,11 +27,11 @@ from phalanx.train.rundir import RunDir
 _SAMPLE_TOKENS = 160
 _PROMPT = b"def "
 _EXTRA = "recent"
-_RECENT = 8  # rank 0 writes each step before the next one can be committed
+_SURE = 3  # the first step that is kept in an epoch may have been committed in an earlier one
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """What every worker remembers, because it may become rank 0: the latest steps, and the best checkpoint."""
+    """What every worker remembers, as it may become rank 0: steps that may be in no log, and the best checkpoint."""
 
     records: tuple[StepRecord, ...] = ()
     best: Best | None = None
@@ -39,14 +39,19 @@ class Recent(msgspec.Struct, frozen=True):
     def after(self, record: StepRecord) -> "Recent":
         """Return what to remember after a step. A worker that has just come may know it already, from the others."""
         known = self.records if self.records and self.records[-1].step >= record.step else (*self.records, record)
-        return Recent(known[-_RECENT:], self.best)
+        return Recent(known, self.best)
+
+    def since(self, step: int) -> "Recent":
+        """Return what to remember when all steps before ``step`` are in the log."""
+        return Recent(tuple(record for record in self.records if record.step >= step), self.best)
 
 
 class Keeper:
     """Writes a run into its directory as it proceeds. Every rank has a keeper and makes the same calls.
 
     Rank 0 writes. When another worker becomes rank 0, it writes what the last one did not come to write. It writes a
-    checkpoint while the next steps are taken, except the last one, and those in shards.
+    checkpoint while the next steps are taken, except the last one, and those in shards. A worker of another machine
+    cannot write into the directory. If it is rank 0, nobody writes until one becomes rank 0 that can.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Keeper:
         self._fence = Fence(run.fence)
         self._saves = BackgroundSaves()
         self._log: StepLog | None = None
+        self._in_epoch = (-1, 0)  # the epoch in which the last step was kept, and how many were kept in it
         self._began = time.perf_counter()
         self._tokens = 0
 
@@ -69,7 +75,7 @@ class Keeper:
         Before that, all ranks compare what is in it. So every checkpoint is from before a difference between ranks. If
         an earlier checkpoint could not be written, raise its error.
         """
-        if self._is_first:
+        if self._is_writer:
             self._saves.check()
         is_due = is_last or (record.step + 1) % self._config.run.checkpoint_every == 0
         if is_due:
@@ -79,8 +85,11 @@ class Keeper:
         if known := engine.extra.get(_EXTRA):
             self._recent = msgspec.msgpack.decode(known, type=Recent)
         self._recent = self._recent.after(record)
+        if self._is_logged():
+            self._recent = self._recent.since(record.step)
         held_out = math.inf if record.eval_loss is None else record.eval_loss
-        if is_due and held_out < (self._recent.best.eval_loss if self._recent.best else math.inf):  # false for NaN
+        lowest = self._recent.best.eval_loss if self._recent.best else math.inf
+        if is_due and self._is_kept and held_out < lowest:  # false for NaN
             self._recent = Recent(self._recent.records, Best(record.step + 1, held_out))
         engine.extra[_EXTRA] = msgspec.msgpack.encode(self._recent)
         self._tokens += record.tokens
@@ -99,7 +108,9 @@ class Keeper:
 
     def conclude(self, engine: Engine) -> None:
         """On rank 0: write the result of the run, and a sample of text from the model."""
-        if not self._is_first:
+        if not self._is_kept:
+            raise EpochChanged("the run has taken its last step: now it waits for a worker that can write its result")
+        if not self._is_writer:
             return
         self._write_log()
         self._saves.wait()
@@ -135,7 +146,7 @@ class Keeper:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None and self._is_first:
+            if kind is None and self._is_writer:
                 self._saves.wait()
         finally:
             self._saves.close()
@@ -147,12 +158,27 @@ class Keeper:
         return self._exchange.group if isinstance(self._exchange, ElasticRun) else self._exchange
 
     @property
-    def _is_first(self) -> bool:
-        return self._members.rank == 0
-
-    @property
     def _epoch(self) -> int:
         return self._exchange.group.epoch if isinstance(self._exchange, ElasticRun) else 0
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether rank 0 can write."""
+        return self._exchange.is_kept if isinstance(self._exchange, ElasticRun) else True
+
+    @property
+    def _is_writer(self) -> bool:
+        return self._members.rank == 0 and self._is_kept
+
+    def _is_logged(self) -> bool:
+        """Return whether all steps before the one that is kept now are in the log.
+
+        Rank 0 logs all that it remembers before it can be done with the next step. So they are if it can write, and
+        this step and the one before it were committed in this epoch.
+        """
+        epoch, steps = self._in_epoch
+        self._in_epoch = (self._epoch, steps + 1 if epoch == self._epoch else 1)
+        return self._is_kept and self._in_epoch[1] >= _SURE
 
     def _close_log(self) -> None:
         if self._log:
@@ -161,7 +187,7 @@ class Keeper:
 
     def _write_log(self) -> None:
         """On rank 0: add the steps that the log lacks."""
-        if not self._is_first:
+        if not self._is_writer:
             self._close_log()
             return
         with self._entering() as may_write:
@@ -181,7 +207,7 @@ class Keeper:
 
     def _begin_save(self, engine: Engine) -> None:
         """On rank 0: copy the state and start to write the copy."""
-        if not self._is_first:
+        if not self._is_writer:
             return
         step, facts, best = engine.step_number, self._facts(), self._recent.best
 
@@ -192,7 +218,7 @@ class Keeper:
         self._saves.begin(engine.state(), write)
 
     def _save(self, engine: Engine) -> None:
-        is_first = self._is_first
+        is_first = self._is_writer
         if self._config.run.zero:
             engine.together(lambda: self._save_shards(engine))
         elif is_first:
@@ -221,7 +247,7 @@ class Keeper:
     def _entering_as_first(self) -> Iterator[bool]:
         """Keep other workers from writing, and yield whether this one may: it must still be rank 0."""
         with self._entering() as may_write:
-            yield may_write and self._is_first
+            yield may_write and self._is_writer
 
     def _facts(self) -> dict[str, object]:
         facts = RunFacts(

@@ -133,6 +133,8 @@ class Trainer:
                     saved = self.engine.step_number
             if is_last:
                 self.engine.together(lambda: keeper.conclude(self.engine))
+                if isinstance(self._exchange, ElasticRun):
+                    self._exchange.conclude()
         except WeightsDiverged as error:
             raise _name_checkpoint(error, saved) from error
         except ConfigError as error:  # for example a full disk: the others cannot continue without this rank

@@ -113,17 +113,25 @@ class RunDir:
         return self.path / "chaos.json"
 
     @property
+    def word(self) -> Path:
+        """A word of the run's own, by which workers tell whether they see the same directory."""
+        return self.path / ".run"
+
+    @property
     def halts(self) -> Path:
         """The folder of bundles, from which a lane that halted the run can be computed again."""
         return self.path / "halts"
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Lock the directory, so that nobody else trains in it, until the block or this process ends."""
+    def hold(self, *, is_shared: bool = False) -> Iterator[None]:
+        """Lock the directory, so that nobody else trains in it, until the block or this process ends.
+
+        Workers of one run that nobody supervises hold it together: ``is_shared``.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(open_plain(self.environment, "ab"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(
                     f"another process is training in {self.path}: stop it, or wait until it ends"
@@ -145,6 +153,20 @@ class RunDir:
             _replace(self.config, text.encode())
         except OSError as error:
             raise self._refusal(error) from error
+
+    def write_word(self, word: str) -> None:
+        """Write the run's own word, all of it or nothing."""
+        try:
+            _replace(self.word, word.encode())
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def read_word(self) -> str:
+        """Return the run's own word."""
+        try:
+            return read_plain(self.word, _MOST_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {self.word}: name another run directory") from error
 
     def write_result(self, result: Result) -> None:
         """Write the result, all of it or nothing. OSError if that fails."""

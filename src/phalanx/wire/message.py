@@ -21,6 +21,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=256)]
 Key = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, Meta(max_length=64)]
+Facts = Annotated[bytes, Meta(max_length=2**19)]
 
 
 class Address(Value, frozen=True):
@@ -37,7 +38,8 @@ class Member(Value, frozen=True):
     """One rank of an epoch, and how to reach it.
 
     It computes the lanes from ``lanes[0]`` up to, but not including, ``lanes[1]``. ``step`` is the next step of the
-    state that it holds; a member that is behind the epoch's step gets its state from one that is not.
+    state that it holds; a member that is behind the epoch's step gets its state from one that is not. ``can_keep`` is
+    as in Hello.
     """
 
     rank: Rank
@@ -46,6 +48,7 @@ class Member(Value, frozen=True):
     pid: Number
     lanes: tuple[Number, Number] = (0, 0)
     step: Number = 0
+    can_keep: bool = False
 
 
 class Cause(Enum):
@@ -88,7 +91,8 @@ class Hello(Tagged, frozen=True):
     """A worker wants to join; the coordinator chooses ``rank``, ``size``, ``patience_s`` and ``stall_s`` if None.
 
     ``lanes`` is None for a group that takes no steps. ``step`` is the next step of the state that the worker holds;
-    ``pending`` is the digest of that step if the worker is done with it and does not know yet whether it counts.
+    ``pending`` is the digest of that step if the worker is done with it and does not know yet whether it counts. A
+    worker that ``can_keep`` can write what the run leaves behind: such workers get the first ranks.
     """
 
     host: Text
@@ -105,6 +109,7 @@ class Hello(Tagged, frozen=True):
     pending: Digest | None = None
     patience_s: Patience | None = None
     stall_s: Stall | None = None
+    can_keep: bool = False
 
 
 class Heard(Tagged, frozen=True):
@@ -201,7 +206,9 @@ class Waiting(Tagged, frozen=True):
 
 
 class Leave(Tagged, frozen=True):
-    """The sender leaves on purpose."""
+    """The sender leaves on purpose; ``is_over`` says that the run has come to its end for everybody."""
+
+    is_over: bool = False
 
 
 class Left(Tagged, frozen=True):
@@ -259,6 +266,18 @@ class Status(Tagged, frozen=True):
     workers: tuple[Standing, ...]
 
 
+class Describe(Tagged, frozen=True):
+    """A client that is not a worker yet asks what the run is, and ``offers`` its own facts in case nobody has."""
+
+    offers: Facts | None = None
+
+
+class Described(Tagged, frozen=True):
+    """What the run is, for those who train in it: the first facts that anybody offered; None if nobody has."""
+
+    facts: Facts | None
+
+
 Message = (
     Hello
     | Heard
@@ -278,6 +297,8 @@ Message = (
     | LinkHello
     | Look
     | Status
+    | Describe
+    | Described
 )
 
 _codec: Codec[Message] = Codec(Message)

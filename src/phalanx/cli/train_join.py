@@ -1,0 +1,124 @@
+"""Training in the run of somebody else: what ``phalanx join`` does without a script."""
+
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+import phalanx
+from phalanx.coordinator import ask_about, look
+from phalanx.errors import ConfigError, DeadlineExceeded, PhalanxError
+from phalanx.launch import local
+from phalanx.launch.env import Launch
+from phalanx.train import require_torch
+from phalanx.train.config import Config
+from phalanx.train.config_text import format_config, parse_config
+from phalanx.train.data import Corpus, open_corpus
+from phalanx.train.description import RunDescription, check_same, decode_description, describe_run
+from phalanx.train.rundir import RunDir, environment
+from phalanx.transport import Credentials, Deadline, format_address
+from phalanx.wire import Address
+
+WORKER = "phalanx.cli.train_worker"
+"""The module that a worker of ``phalanx train`` runs."""
+
+LONGEST_WAIT_S = 300.0
+"""How long a worker waits for a coordinator, or for somebody who tells what the run is."""
+
+_ANSWER_S = 10.0
+_NAP_S = 0.2
+GRACE_S = 120.0
+"""How long workers may take to finish a step and to save a checkpoint."""
+
+
+def join_training(program: local.Program, where: Address, credentials: Credentials, data: Path | None) -> int:
+    """Train in the run of the coordinator at ``where`` with workers of this machine, and return the exit status."""
+    require_torch()
+    theirs = wait_for_description(where, credentials)
+    config = _localize(theirs, data)
+    corpus = _open(config, theirs)
+    check_same(describe_here(config, corpus, theirs.run), theirs)
+    facts = environment(version=phalanx.__version__, threads=theirs.threads, device=theirs.device)
+    with TemporaryDirectory(prefix="phalanx-join-") as folder:
+        run = RunDir.create(Path(folder, "run"), format_config(config), facts)
+        guest = replace(
+            program, arguments=(str(run.path), "--guest"), grace_s=GRACE_S, stop_signal=signal.SIGTERM, may_leave=True
+        )
+        member = Launch(
+            rank=None,
+            size=None,
+            job="",
+            coordinator=(where,),
+            over=program.over,
+            patience_s=program.patience_s,
+            stall_s=program.stall_s,
+            credentials=credentials,
+        )
+        more = f"{program.workers} more worker{'s' if program.workers > 1 else ''}"
+        print(f"data   {corpus.describe()}\nrun    that of {format_address(where)}, {more}", flush=True)
+        return local.supervise(
+            guest,
+            [member] * program.workers,
+            guest,
+            _Progress(where, credentials).count_steps,
+            has_others=lambda _: True,
+        ).status
+
+
+def wait_for_description(where: Address, credentials: Credentials) -> RunDescription:
+    """Return what the run is, when somebody has told the coordinator."""
+    deadline, has_waited = Deadline.after(LONGEST_WAIT_S), False
+    while True:
+        facts = ask_about(where, Deadline.after(min(_ANSWER_S, deadline.remaining_s())), credentials)
+        if facts is not None:
+            return decode_description(facts)
+        words = f"nobody has told the coordinator at {format_address(where)} what the run is"
+        if deadline.remaining_s() <= _NAP_S:
+            raise DeadlineExceeded(f"{words} for {LONGEST_WAIT_S:g} s: start phalanx train, or name a SCRIPT")
+        if not has_waited:
+            has_waited = True
+            words += f". Waiting up to {LONGEST_WAIT_S:g} s for phalanx train; if the workers run a script, name it."
+            print(f"phalanx join: {words}", file=sys.stderr, flush=True)
+        time.sleep(_NAP_S)
+
+
+def describe_here(config: Config, corpus: Corpus, run: str) -> RunDescription:
+    """Return what this machine would train."""
+    from phalanx.train.loop import choose_device  # noqa: PLC0415 - it imports torch, which takes seconds
+
+    device = choose_device(config.run.device).type
+    return describe_run(config, corpus, run=run, version=phalanx.__version__, device=device)
+
+
+def _localize(theirs: RunDescription, data: Path | None) -> Config:
+    """Return the config of the run, with the path of the data on this machine."""
+    settings = [] if data is None else [f"data.path={msgspec.json.encode(str(data)).decode()}"]
+    return parse_config(theirs.config, settings, source="the config of the run")
+
+
+def _open(config: Config, theirs: RunDescription) -> Corpus:
+    try:
+        return open_corpus(config.data)
+    except ConfigError as error:
+        words = f"this machine lacks the data of the run, which is {theirs.data} there"
+        raise ConfigError(f"{words}: {error}; copy it here, and pass --data PATH") from error
+
+
+class _Progress:
+    """How many steps a run has taken, as its coordinator says."""
+
+    def __init__(self, where: Address, credentials: Credentials) -> None:
+        self._where = where
+        self._credentials = credentials
+        self._steps = 0
+
+    def count_steps(self) -> int:
+        """Return the number, or the last one that is known."""
+        with suppress(PhalanxError):
+            self._steps = look(self._where, Deadline.after(_NAP_S + 1), self._credentials).step
+        return self._steps
