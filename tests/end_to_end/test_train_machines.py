@@ -111,6 +111,20 @@ def test_other_data_is_refused_in_words_that_name_both_sides(tmp_path, machines)
     assert f" here, and {tmp_path / 'text.txt'} with 20,000 bytes of uint8, digest " in errors
 
 
+def test_a_machine_without_the_data_copies_it(tmp_path, machines, monkeypatch):
+    first, address = machines.start("--workers", "1:2", *LONG)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    second = machines.join(address, "--data-from-peers")
+    (line,) = second.wait_for("copied ")
+
+    machines.wait_for_workers(first, 2)
+    copy = elsewhere / line.split()[1]
+    assert copy.read_bytes() == (tmp_path / "text.txt").read_bytes()
+
+
 def test_data_that_is_not_there_is_asked_for(tmp_path, machines):
     _, address = machines.start("--workers", "1:2", *LONG)
 

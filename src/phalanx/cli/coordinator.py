@@ -23,6 +23,7 @@ from phalanx.wire import Address
 
 _LOOK_S = 0.2  # how soon a signal is noticed
 _FIRST_LOOK_S = 3.0
+_COPIES = Path("phalanx-data")
 
 
 def coordinator(
@@ -124,6 +125,13 @@ def join(
             help="Without a SCRIPT: where the data is on this machine. Default: as the config of the run says."
         ),
     ] = None,
+    data_from_peers: Annotated[
+        bool,
+        typer.Option(
+            "--data-from-peers",
+            help="Without a SCRIPT: copy the data from the machine that started the run, into phalanx-data/.",
+        ),
+    ] = False,
     token_file: TokenFile = None,
     patience: Annotated[
         float | None,
@@ -161,8 +169,10 @@ def join(
     patience_s, stall_s = read_times(patience, stall)
     if script is None and module:
         raise ConfigError("-m names a module: pass its name, or leave -m out to train in the run of phalanx train")
-    if script is not None and data is not None:
-        raise ConfigError("--data is for the run of phalanx train: a script finds its data itself")
+    if script is not None and (data is not None or data_from_peers):
+        raise ConfigError("--data and --data-from-peers are for phalanx train: a script finds its data itself")
+    if data is not None and data_from_peers:
+        raise ConfigError(f"--data-from-peers copies the data into {_COPIES}: leave out --data")
     program = local.Program(
         name=WORKER if script is None else script,
         arguments=tuple(arguments or ()),
@@ -177,7 +187,7 @@ def join(
     try:
         _wait_for_coordinator(where, credentials)
         if script is None:
-            sys.exit(join_training(program, where, credentials, data))
+            sys.exit(join_training(program, where, credentials, data, _COPIES if data_from_peers else None))
     except (TransportError, ProtocolError, MembershipError) as error:
         print(f"phalanx join: {error}", file=sys.stderr)
         sys.exit(1)

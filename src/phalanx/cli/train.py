@@ -4,6 +4,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from phalanx.train import require_torch
 from phalanx.train.config import Config, Device, RunConfig, Transport
 from phalanx.train.config_text import explain_config, format_config, parse_config
 from phalanx.train.data import Corpus, open_corpus
+from phalanx.train.data_share import DataShare
 from phalanx.train.machine import memory_bytes
 from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.train.shapes import count_parameters
@@ -184,10 +186,11 @@ def train(
     corpus = open_corpus(config.data)
     _check_device(config)
     _check_memory(config, corpus)
-    if venue:
-        venue.describe(config, corpus, secrets.token_hex(8))
     run = old or _create(config)
-    with run.hold():
+    with run.hold(), ExitStack() as stack:
+        if venue:
+            share = stack.enter_context(DataShare(venue.bind.host, corpus, venue.credentials))
+            venue.describe(config, corpus, secrets.token_hex(8), share)
         start = rewind(run, config, corpus, from_step) if old else None
         status = _run(run, config, corpus, start, times, venue, weather, as_json=as_json)
     raise typer.Exit(status)

@@ -19,9 +19,10 @@ from phalanx.train import require_torch
 from phalanx.train.config import Config
 from phalanx.train.config_text import format_config, parse_config
 from phalanx.train.data import Corpus, open_corpus
+from phalanx.train.data_share import fetch
 from phalanx.train.description import RunDescription, check_same, decode_description, describe_run
 from phalanx.train.rundir import RunDir, environment
-from phalanx.transport import Credentials, Deadline, format_address
+from phalanx.transport import Credentials, Deadline, format_address, parse_address
 from phalanx.wire import Address
 
 WORKER = "phalanx.cli.train_worker"
@@ -36,10 +37,19 @@ GRACE_S = 120.0
 """How long workers may take to finish a step and to save a checkpoint."""
 
 
-def join_training(program: local.Program, where: Address, credentials: Credentials, data: Path | None) -> int:
-    """Train in the run of the coordinator at ``where`` with workers of this machine, and return the exit status."""
+def join_training(
+    program: local.Program, where: Address, credentials: Credentials, data: Path | None, copies: Path | None
+) -> int:
+    """Train in the run of the coordinator at ``where`` with workers of this machine, and return the exit status.
+
+    ``data`` is where the data is on this machine, and ``copies`` the folder to copy it to if it is to be copied.
+    """
     require_torch()
     theirs = wait_for_description(where, credentials)
+    if copies is not None:
+        offers = [parse_address(each) for each in theirs.offers_data]
+        data = fetch(offers, theirs.data, credentials, copies)
+        print(f"copied {data}", flush=True)
     config = _localize(theirs, data)
     corpus = _open(config, theirs)
     check_same(describe_here(config, corpus, theirs.run), theirs)
@@ -106,7 +116,7 @@ def _open(config: Config, theirs: RunDescription) -> Corpus:
         return open_corpus(config.data)
     except ConfigError as error:
         words = f"this machine lacks the data of the run, which is {theirs.data} there"
-        raise ConfigError(f"{words}: {error}; copy it here, and pass --data PATH") from error
+        raise ConfigError(f"{words}: {error}; copy it here and pass --data PATH, or pass --data-from-peers") from error
 
 
 class _Progress:

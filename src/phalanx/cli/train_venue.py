@@ -6,12 +6,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+import msgspec
+
 from phalanx.cli.reachable import reachable
 from phalanx.cli.train_join import describe_here
 from phalanx.coordinator import ask_about, look
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.train.config import Config, Transport
 from phalanx.train.data import Corpus
+from phalanx.train.data_share import DataShare
 from phalanx.train.description import encode_description
 from phalanx.transport import Credentials, Deadline, format_address, is_loopback
 from phalanx.wire import Address
@@ -38,9 +41,11 @@ class Venue:
         self._facts = b""
         self._is_announced = False
 
-    def describe(self, config: Config, corpus: Corpus, run: str) -> None:
-        """Find out what to tell those who want to join."""
-        self._facts = encode_description(describe_here(config, corpus, run))
+    def describe(self, config: Config, corpus: Corpus, run: str, share: DataShare) -> None:
+        """Find out what to tell those who want to join. They can get the data from ``share``."""
+        described = describe_here(config, corpus, run)
+        offers = (format_address(reachable(share.address)),)
+        self._facts = encode_description(msgspec.structs.replace(described, offers_data=offers))
 
     def open(self, address: Address) -> None:
         """Tell the coordinator at ``address`` what the run is, and people how to join it."""

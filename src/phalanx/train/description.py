@@ -32,7 +32,10 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RunDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What decides the bits of a run: its config, its data, and what computes it. ``run`` is a word of its own."""
+    """What decides the bits of a run: its config, its data, and what computes it.
+
+    ``run`` is a word of its own. Machines that lack the data get it at the addresses that ``offers_data`` lists.
+    """
 
     config: Annotated[str, Meta(max_length=2**18)]
     run: _Word
@@ -41,6 +44,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     torch: _Word
     threads: Annotated[int, Meta(ge=1, lt=2**16)]
     device: _Word
+    offers_data: Annotated[tuple[_Word, ...], Meta(max_length=64)] = ()
 
     def read_config(self) -> Config:
         """Return the config of the run."""

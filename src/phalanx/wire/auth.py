@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     COORDINATOR = 1
     LINK = 2
     STAR = 3
+    DATA = 4
 
     @property
     def server(self) -> str:
@@ -43,7 +44,12 @@ class Purpose(IntEnum):
         return _SERVERS[self]
 
 
-_SERVERS = {Purpose.COORDINATOR: "coordinator", Purpose.LINK: "worker", Purpose.STAR: "gradient server"}
+_SERVERS = {
+    Purpose.COORDINATOR: "coordinator",
+    Purpose.LINK: "worker",
+    Purpose.STAR: "gradient server",
+    Purpose.DATA: "server of data",
+}
 
 
 class _Status(IntEnum):
