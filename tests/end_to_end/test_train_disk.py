@@ -60,6 +60,7 @@ def test_a_run_that_cannot_write_ends_with_a_sentence_and_goes_on_when_it_can(
 
     with training(config, "--steps", STEPS, "--workers", 2, "--run-dir", run, *options) as process:
         read_until(process, "step 12 ")
+        wait_until(process, lambda: checkpoints_of(run))  # that of step 10 is written beside the next steps
         for worker in workers_of(process):
             resource.prlimit(worker, resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
         _, err = process.communicate()
