@@ -11,11 +11,10 @@ import traceback
 
 import torch
 from engine_play import LANES, Toy, batches_of, digest_of, make_engine
+from killing_points import POINTS
 
 from phalanx.coordinator import Coordinator, Journal, Terms
 from phalanx.group import ElasticRun, Join, Over
-from phalanx.parallel.engine import elastic_member
-from phalanx.parallel.optimizer import Arrival
 from phalanx.transport import format_address, parse_address
 from phalanx.wire import Address
 
@@ -63,11 +62,11 @@ class Workers:
         os.close(self._reader)
         os.close(self._writer)
 
-    def start(self, address, hidden=40, dies_in="nothing", zero=None):
-        """Let the next worker join, and return its number. It kills itself at the start of ``dies_in``."""
+    def start(self, address, hidden=40, dies_at="nowhere", zero=None):
+        """Let the next worker join, and return its number. It kills itself at the point ``dies_at``."""
         number, pid, begin = self._waiting.pop(0)
         zero = self._zero if zero is None else zero
-        begin.sendall(f"{format_address(address)} {hidden} {dies_in} {int(zero)}".encode())
+        begin.sendall(f"{format_address(address)} {hidden} {dies_at} {int(zero)}".encode())
         begin.close()
         self.pids[number] = pid
         return number
@@ -99,7 +98,8 @@ class Workers:
 
     def wait_for_death(self, number):
         """Return when a worker that kills itself is dead."""
-        os.waitpid(self.pids.pop(number), 0)
+        _, status = os.waitpid(self.pids.pop(number), 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it came to its end"
 
     def listen_to_the_end(self, heard):
         """Add what workers say to ``heard`` until all that are left have ended."""
@@ -129,8 +129,8 @@ class Workers:
             joined = Join(coordinator=(parse_address(words[0]),), lanes=LANES, timeout_s=TIMEOUT_S, **join)
             with ElasticRun(joined) as run:
                 engine = make_engine(run, model=lambda: Toy(int(words[1])), zero=words[3] == "1")
-                if words[2] in DEATHS:
-                    DEATHS[words[2]](engine)
+                if words[2] in POINTS:
+                    POINTS[words[2]](engine)
                 for report in engine.train(batches, steps):
                     say("report", report.step, (report.loss.hex(), report.norm.hex(), report.digest.hex()))
                     if report.step % 3 == 2:
@@ -146,39 +146,6 @@ class Workers:
         except Exception as error:  # noqa: BLE001 - the test looks at it
             traceback.print_exc()
             say("error", 0, f"{type(error).__name__}: {error}"[:2000])
-
-
-def _die_before(owner, name, is_time):
-    """Replace a method: it kills this process when ``is_time(*arguments)``."""
-    act = getattr(owner, name)
-
-    def die_or_act(*arguments, **options):
-        if is_time(*arguments):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return act(*arguments, **options)
-
-    setattr(owner, name, die_or_act)
-
-
-def _at_step(engine, step):
-    return lambda *_: engine.step_number == step
-
-
-def _on_entering(engine):
-    """Whether the engine enters an epoch that is not the first of the run."""
-    return lambda *_: engine.step_number > 0 and not engine._member._is_in
-
-
-DEATHS = {
-    "update": lambda engine: _die_before(engine, "_update", _at_step(engine, 7)),
-    "all-gather": lambda engine: _die_before(engine._exchange, "spread_weights", _at_step(engine, 8)),
-    "arrival": lambda engine: _die_before(Arrival, "wait", _at_step(engine, 8)),
-    "sending": lambda _: _die_before(elastic_member, "hand_over", lambda _, outgoing, __: outgoing),
-    "receiving": lambda _: _die_before(elastic_member, "hand_over", lambda _, __, incoming: incoming),
-    "comparison": lambda engine: _die_before(engine._member._guard, "compare", _on_entering(engine)),
-    "dropping": lambda engine: _die_before(engine._replica, "hold", _on_entering(engine)),
-}
-"""Where a worker can kill itself: just before it does one of these."""
 
 
 class KillableCoordinator:

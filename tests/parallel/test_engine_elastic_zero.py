@@ -83,58 +83,6 @@ def test_one_after_another_all_but_the_last_may_die(undisturbed):
     assert story_of(heard) == undisturbed
 
 
-@pytest.mark.parametrize("point", ["update", "all-gather", "arrival"])
-def test_a_member_may_die_when_its_step_counts_and_its_weights_have_not_come(point, undisturbed):
-    heard = []
-    with (
-        Workers(4, steps=STEPS, zero=True) as workers,
-        Coordinator(terms=Terms(minimum=3, maximum=4)) as coordinator,
-    ):
-        dying = workers.start(coordinator.address, dies_in=point)
-        for _ in range(3):
-            workers.start(coordinator.address)
-        workers.wait_for_death(dying)
-        workers.listen_to_the_end(heard)
-
-    assert story_of(heard) == undisturbed
-
-
-@pytest.mark.parametrize("point", ["sending", "comparison", "dropping"])
-def test_a_member_may_die_while_it_hands_state_over_to_a_newcomer(point, undisturbed):
-    heard = []
-    with (
-        Workers(4, steps=STEPS, zero=True) as workers,
-        Coordinator(terms=Terms(minimum=2, maximum=4)) as coordinator,
-    ):
-        dying = workers.start(coordinator.address, dies_in=point)
-        for _ in range(2):
-            workers.start(coordinator.address)
-        listen_until(workers, heard, 4)
-        workers.start(coordinator.address)
-        workers.wait_for_death(dying)
-        workers.listen_to_the_end(heard)
-
-    assert story_of(heard) == undisturbed
-
-
-@pytest.mark.parametrize("point", ["receiving", "comparison", "dropping"])
-def test_a_newcomer_may_die_while_it_gets_its_state(point, undisturbed):
-    heard = []
-    with (
-        Workers(5, steps=STEPS, zero=True) as workers,
-        Coordinator(terms=Terms(minimum=2, maximum=4)) as coordinator,
-    ):
-        for _ in range(3):
-            workers.start(coordinator.address)
-        listen_until(workers, heard, 4)
-        dying = workers.start(coordinator.address, dies_in=point)
-        workers.wait_for_death(dying)
-        workers.start(coordinator.address)
-        workers.listen_to_the_end(heard)
-
-    assert story_of(heard) == undisturbed
-
-
 def test_a_whole_host_may_die_if_there_is_another(undisturbed):
     heard = []
     with (

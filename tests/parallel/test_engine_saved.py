@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -218,7 +219,7 @@ def stop_and_finish(draft, entries, finish=Draft.finish):
     finish(draft, entries)
 
 
-def spoil_save(name, instead, folder, victim):
+def spoil_save(owner, name, instead, folder, victim):
     """What workers do behind a step: they save in steps 4 and 7, and the first to write does something else instead.
 
     The file ``victim`` then has its process.
@@ -227,7 +228,7 @@ def spoil_save(name, instead, folder, victim):
     def behind(engine, run, report):
         if report.step == 4 and run.group.rank == 0:
             victim.write_text(str(os.getpid()))
-            setattr(Draft, name, instead)
+            setattr(owner, name, instead)
         if report.step in (4, 7):
             engine.save(folder)
 
@@ -246,11 +247,18 @@ def spoilt_run(workers, coordinator, victim, heard):
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"), [("begin", die), ("write", die), ("finish", die), ("finish", finish_and_die)]
+    ("owner", "name", "instead"),
+    [
+        (Draft, "begin", die),
+        (Draft, "write", die),
+        (Draft, "finish", die),
+        (Path, "rename", die),
+        (Draft, "finish", finish_and_die),
+    ],
 )
-def test_if_the_member_that_writes_dies_the_others_save_the_checkpoint_and_go_on(name, instead, tmp_path):
+def test_if_the_member_that_writes_dies_the_others_save_the_checkpoint_and_go_on(owner, name, instead, tmp_path):
     heard, folder, victim = [], tmp_path / "saved", tmp_path / "victim"
-    behind = spoil_save(name, instead, folder, victim)
+    behind = spoil_save(owner, name, instead, folder, victim)
     with (
         Workers(3, steps=10, behind=behind) as workers,
         Coordinator(terms=Terms(minimum=2, maximum=3)) as coordinator,
@@ -266,7 +274,7 @@ def test_if_the_member_that_writes_dies_the_others_save_the_checkpoint_and_go_on
 @pytest.mark.slow
 def test_a_member_that_was_stopped_while_it_wrote_harms_no_checkpoint_and_comes_back(tmp_path):
     heard, folder, victim = [], tmp_path / "saved", tmp_path / "victim"
-    behind = spoil_save("finish", stop_and_finish, folder, victim)
+    behind = spoil_save(Draft, "finish", stop_and_finish, folder, victim)
     with (
         Workers(3, steps=40, stall_s=0.5, behind=behind) as workers,
         Coordinator(terms=Terms(minimum=2, maximum=3, stall_s=0.5)) as coordinator,
