@@ -45,7 +45,7 @@ class Gated(Keeper):
         self.is_there, self.gate = threading.Event(), threading.Event()
 
     @property
-    def _is_first(self):
+    def _is_writer(self):
         return not self.is_demoted
 
     @contextmanager

@@ -186,7 +186,7 @@ def test_a_rank_of_another_epoch_is_not_linked(stack, epoch):
     connectors[0]._own = LinkHello(1, 0, WRONG_KEY)
 
     with pytest.raises(ConnectError, match="a process of another group answers there") as caught:
-        connectors[1].dial(KEY, 1, 0, Deadline.after(0.1), epoch)
+        connectors[1].dial(KEY, 1, 0, Deadline.after(2), epoch)
 
     assert caught.value.peer == 0
 

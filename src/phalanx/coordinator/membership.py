@@ -113,6 +113,8 @@ class Membership:
                 return self._form_if_possible(now)
             case _ if self._roster.is_member(worker) and self.ended is None:
                 return self._hear_member(worker.rank, message, now)
+            case Done() if self.ended is not None:  # another member said that the run is over, and was wrong
+                return [Say((connection,), Halt(self.step, Reason.STUCK, None, f"the run is over: {self.ended}"))]
             case _:
                 return []  # it belongs to an epoch that is over
 
