@@ -15,8 +15,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 
 PROGRAM = """
 import os, sys, signal
+def prepare():
+    sys.is_prepared = True
 if __name__ == "__main__":
-    print(*sys.argv[1:], os.environ["WHO"], os.environ.get("HOME"), os.getsid(0) == os.getpid(), flush=True)
+    has_session = os.getsid(0) == os.getpid()
+    print(*sys.argv[1:], os.environ["WHO"], os.environ.get("HOME"), has_session, sys.is_prepared, flush=True)
     print("problems", file=sys.stderr)
     if "wait" in sys.argv:
         signal.pause()
@@ -55,7 +58,7 @@ def test_a_worker_has_its_own_arguments_environment_output_and_session(nursery):
     first.process.wait()
     second.process.wait()
 
-    assert said == ["one sprout None True\n", "two more sprout None True\n"]
+    assert said == ["one sprout None True True\n", "two more sprout None True True\n"]
     assert problems == "problems\n"
     assert [first.process.poll(), second.process.poll()] == [7, 7]
 

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import torch
+
 from phalanx.cli.train_work import work
 from phalanx.errors import ConfigError, JoinRefused, PhalanxError, StateLost
 from phalanx.launch.mishaps import allow_mishaps
@@ -12,6 +14,11 @@ from phalanx.train.rundir import RunDir
 from phalanx.transport import parse_address
 
 _REFUSED = 2
+
+
+def prepare() -> None:
+    """Let torch import what it imports when the first optimizer is made: 800 modules, which take seconds."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 
 
 def main() -> None:

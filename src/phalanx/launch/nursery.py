@@ -29,7 +29,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Nursery:
-    """The launcher's end. ``module`` is imported once, with the environment ``environ``, and runs in every worker."""
+    """The launcher's end. ``module`` is imported once, with the environment ``environ``, and runs in every worker.
+
+    If the module has a function ``prepare``, that is called once, too.
+    """
 
     def __init__(self, module: str, environ: Mapping[str, str]) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -122,7 +125,9 @@ class Sprout:
 def main() -> None:
     """Import the module, then fork a worker for each request. In a worker, run the module as a program."""
     channel, module = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    importlib.import_module(module)
+    imported = importlib.import_module(module)
+    if hasattr(imported, "prepare"):
+        imported.prepare()
     gc.collect()
     gc.freeze()  # or the collector would touch, and so copy, all pages that workers share
     arguments = _serve(channel)
