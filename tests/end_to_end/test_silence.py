@@ -11,7 +11,7 @@ import pytest
 from coordinating import running, serving, write_token
 from launching import PHALANX, finish, started, write_script
 from namespaces import ip
-from training import workers_of, write_config
+from training import wait_until, workers_of, write_config
 
 HOLD_THE_INTERPRETER = """
 import ctypes
@@ -122,7 +122,8 @@ def test_the_stall_time_can_be_set_for_train(tmp_path):
     with running([*PHALANX, "train", write_config(tmp_path), *options]) as training:
         training.wait_for("step ")
         os.kill(workers_of(training)[1], signal.SIGSTOP)
-        training.wait_for(NAMED)
+        events = tmp_path / "run" / "events.jsonl"
+        wait_until(training.process, lambda: NAMED in events.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow

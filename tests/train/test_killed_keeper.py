@@ -50,7 +50,7 @@ def die_once(owner, name, engine, mark):
 def work(config, run, address, point):
     """What a worker of an elastic run does. One of them dies at the point."""
     corpus = open_corpus(config.data)
-    join = Join(coordinator=(address,), lanes=config.train.lanes, timeout_s=TIMEOUT_S)
+    join = Join(coordinator=(address,), lanes=config.train.lanes, timeout_s=TIMEOUT_S, can_keep=True)
     with ElasticRun(join) as elastic, Keeper(run, config, corpus, elastic) as keeper:
         trainer = Trainer(config, corpus, elastic, CPU)
         die_once(*POINTS[point], trainer.engine, run.path / "died")
@@ -100,5 +100,5 @@ def test_if_a_worker_dies_while_it_writes_the_others_write_the_rest(point, zero,
     assert ended == [-signal.SIGKILL, 0, 0]
     assert story_of(run) == undisturbed
     steps = [load(path).step for path in list_checkpoints(run.path)]
-    assert steps in ([2, STEP, 6], [2, 6])  # the others may have gone on already
+    assert {6} <= set(steps) <= {2, STEP, 6}  # the others may have gone on before the rest was written
     assert [path for path in run.checkpoints.iterdir() if path.name.startswith(".")] == []
