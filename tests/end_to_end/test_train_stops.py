@@ -13,6 +13,8 @@ from training import (
     bits_of,
     call,
     checkpoints_of,
+    children_of,
+    command_of,
     coordinator_of,
     read_until,
     train,
@@ -172,7 +174,8 @@ def test_workers_that_keep_dying_end_the_run_with_a_reason(config, tmp_path):
     with training(config, "--steps", STEPS, "--workers", 1, "--run-dir", run) as process:
         read_until(process, "run ")
         while process.poll() is None:
-            for worker in workers_of(process):
+            nursery = [pid for pid in children_of(process.pid) if b"phalanx.launch.nursery" in command_of(pid)]
+            for worker in children_of(nursery[0]) if nursery else []:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker, signal.SIGSEGV)
         err = process.stderr.read()
