@@ -37,12 +37,21 @@ PUBLIC = {
     "__version__",
     "connect",
     "join_run",
+    "spawn",
 }
 
 
 def test_the_public_names_are_these_and_no_others():
     assert set(phalanx.__all__) == PUBLIC
     assert all(hasattr(phalanx, name) for name in PUBLIC)
+
+
+def test_the_samplers_need_no_torch():
+    program = "import sys, phalanx.data; print(*phalanx.data.__all__, 'torch' in sys.modules)"
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert printed.split() == ["LaneSampler", "RankSampler", "permute", "samples_of", "False"]
 
 
 def test_every_error_is_public():

@@ -26,7 +26,7 @@ from phalanx.errors import (
     WeightsDiverged,
 )
 from phalanx.group import ElasticRun, Group, Statistics
-from phalanx.launch import connect, join_run
+from phalanx.launch import connect, join_run, spawn
 from phalanx.transport import Pending
 
 __version__ = "0.1.0"
@@ -63,4 +63,5 @@ __all__ = [
     "__version__",
     "connect",
     "join_run",
+    "spawn",
 ]

@@ -13,19 +13,18 @@ from pathlib import Path
 import pytest
 
 from forking import fork, wait
-from phalanx.bench.hosts.network import inside, lacking, network
 from phalanx.bench.hosts.plan import (
     HostsTimes,
     HostSystem,
     cells,
     check_size,
-    host_commands,
     line_seconds,
     parse_rate,
-    port_commands,
     rows,
 )
 from phalanx.errors import ConfigError
+from phalanx.launch.network import inside, lacking, network
+from phalanx.launch.network_commands import host_commands, port_commands
 
 COMMAND = [sys.executable, "-c", "from phalanx.cli import main; main()", "bench", "hosts"]
 DEADLINE_S = 50.0
@@ -103,7 +102,7 @@ def test_a_user_who_is_not_root_is_told_to_be():
 
 @needs_hosts
 def test_hosts_are_apart_and_gone_when_the_block_ends():
-    with network(2, 10**9) as made:
+    with network([10**9, 10**9]) as made:
         seen = []
         for namespace in (made.switch, *made.hosts):
             with inside(namespace):

@@ -13,8 +13,11 @@ UFUNCS = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.MIN: np.minimum,
     ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.BITWISE_AND: np.bitwise_and,
+    ReduceOp.BITWISE_OR: np.bitwise_or,
+    ReduceOp.BITWISE_XOR: np.bitwise_xor,
 }
-POSSIBLE = [(op, dtype) for op in ReduceOp for dtype in DType if dtype.is_float or op is not ReduceOp.MEAN]
+POSSIBLE = [(op, dtype) for op in ReduceOp for dtype in DType if not (op.is_bitwise if dtype.is_float else op.is_mean)]
 NARROW = [DType.F16, DType.BF16]
 
 
@@ -146,7 +149,7 @@ def test_a_mean_is_divided_and_not_multiplied_by_a_rounded_inverse():
     assert out[0] != np.float32(5) * (np.float32(1) / np.float32(3))
 
 
-@pytest.mark.parametrize("op", ReduceOp, ids=lambda op: op.label)
+@pytest.mark.parametrize("op", [op for op in ReduceOp if not op.is_bitwise], ids=lambda op: op.label)
 @pytest.mark.parametrize("position", range(3))
 def test_a_nan_in_any_input_reaches_the_result(op, position):
     for dtype in [dtype for dtype in DType if dtype.is_float]:
@@ -258,6 +261,11 @@ def test_the_mean_of_integers_is_refused_before_anything_is_written(dtype):
     assert out.tolist() == [1, 1, 1]
 
 
+def test_floats_have_no_bitwise_operation():
+    with pytest.raises(ConfigError, match="these are f16: view their bits as integers"):
+        check(ReduceOp.BITWISE_XOR, DType.F16)
+
+
 def test_every_other_pair_of_operation_and_type_is_allowed():
     for op, dtype in POSSIBLE:
         check(op, dtype)
@@ -266,7 +274,8 @@ def test_every_other_pair_of_operation_and_type_is_allowed():
 def test_codes_and_labels_of_operations_stay_what_they_are():
     table = [(op.code, op.label) for op in ReduceOp]
 
-    assert table == [(1, "sum"), (2, "mean"), (3, "max"), (4, "min"), (5, "product")]
+    arithmetic = [(1, "sum"), (2, "mean"), (3, "max"), (4, "min"), (5, "product")]
+    assert table == [*arithmetic, (6, "bitwise_and"), (7, "bitwise_or"), (8, "bitwise_xor")]
 
 
 @pytest.mark.parametrize("op", ReduceOp, ids=lambda op: op.label)
@@ -277,7 +286,7 @@ def test_an_operation_is_found_by_code_and_by_label(op):
 
 
 def test_an_unknown_operation_is_refused():
-    with pytest.raises(ValueError, match="code 6"):
-        ReduceOp.from_code(6)
+    with pytest.raises(ValueError, match="code 9"):
+        ReduceOp.from_code(9)
     with pytest.raises(ConfigError, match="'average' is no reduction: use one of sum, mean, max, min, product"):
         ReduceOp.parse("average")

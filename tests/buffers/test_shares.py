@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.buffers import LaneShares, own_lanes
+from phalanx.buffers import LaneShares, cover, own_lanes
 from phalanx.errors import ConfigError
 
 
@@ -14,28 +14,38 @@ def test_even_shares_are_consecutive_lanes():
 
 
 def test_nobody_computes_again_what_it_has_when_a_rank_of_four_is_lost():
-    shares = LaneShares.keeping(8, [(0, 1), (2, 3), (6, 7)])
+    shares = LaneShares.keeping(8, [[range(2)], [range(2, 4)], [range(6, 8)]])
 
     assert shares.by_rank == ((0, 1, 4), (2, 3, 5), (6, 7))
 
 
 def test_a_newcomer_gets_lanes_of_those_who_have_more():
-    assert LaneShares.keeping(8, [(0, 1, 2, 3), (4, 5, 6, 7), ()]).by_rank == ((0, 1, 2), (4, 5, 6), (3, 7))
+    shares = LaneShares.keeping(8, [[range(2), range(2, 3)], [range(3, 4), range(4, 6)], [range(6, 8)], []])
+
+    assert shares.by_rank == ((0, 1), (4, 5), (6, 7), (2, 3))
+
+
+def test_of_pieces_that_do_not_fit_together_the_largest_is_kept():
+    shares = LaneShares.keeping(8, [[range(1), range(4, 6), range(4, 8)], [range(4)], []])
+
+    assert shares.by_rank == ((0, 4, 5), (1, 2, 3), (6, 7))
 
 
 @given(st.integers(1, 24), st.data())
 def test_shares_are_even_and_keep_what_they_can(lanes, data):
     size = data.draw(st.integers(1, lanes))
-    kept = [data.draw(st.sets(st.integers(0, lanes - 1))) for _ in range(size)]
+    kept = [cover(data.draw(st.sets(st.integers(0, lanes - 1))), lanes) for _ in range(size)]
 
     shares = LaneShares.keeping(lanes, kept)  # which checks that every lane is there once
 
     sizes = [len(own) for own in shares.by_rank]
     assert max(sizes) - min(sizes) <= 1
     elsewhere = set()
-    for own, had in zip(shares.by_rank, kept, strict=True):
-        assert len(had - elsewhere - set(own)) == 0 or set(own) <= had  # lanes are given up only for want of room
-        elsewhere |= set(own)
+    for own, pieces in zip(shares.by_rank, kept, strict=True):
+        used = set().union(*(piece for piece in pieces if set(piece) <= set(own)))
+        for piece in pieces:  # one is given up only for want of room, or if another rank uses it
+            assert set(piece) <= used or elsewhere & set(piece) or len(used) + len(piece) > len(own)
+        elsewhere |= used
 
 
 @given(st.integers(1, 40), st.data())

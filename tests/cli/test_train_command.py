@@ -103,6 +103,7 @@ class TestCommand:
         with pytest.raises(ConfigError, match=words):
             call(*arguments)
 
+    @pytest.mark.slow
     def test_a_model_that_is_larger_than_the_memory_is_refused(self, tmp_path):
         large = ["layers=1000", "width=65536", "hidden=1048576"]
 

@@ -8,6 +8,7 @@ import pytest
 PHALANX = "import sys; sys.modules['torch'] = None; from phalanx.cli import main; main()"  # None: it cannot be imported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

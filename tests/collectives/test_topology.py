@@ -52,7 +52,7 @@ def test_one_rank_of_each_host_stands_for_a_rank_and_on_its_own_host_itself(topo
 @given(topologies(), st.integers(0, 8), st.data())
 def test_what_hosts_contribute_adds_up_to_the_bits_of_the_tree(topology, more, data):
     lanes = topology.size + more
-    kept = [data.draw(st.sets(st.integers(0, lanes - 1))) for _ in range(topology.size)]
+    kept = [cover(data.draw(st.sets(st.integers(0, lanes - 1))), lanes) for _ in range(topology.size)]
     shares = LaneShares.keeping(lanes, kept)
     values = (np.random.default_rng(lanes).normal(size=(lanes, 5)) * 10.0 ** np.arange(lanes)[:, None] % 1e7).astype(
         "f4"

@@ -4,8 +4,8 @@ import pytest
 from coordinator_play import elsewhere, only, plain_group, run_hello, run_of, told, waiting
 
 from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS
-from phalanx.coordinator.decision import Say
-from phalanx.wire import Ask, Cause, Evict, Failed, Halt, Leave, Reason, Revoked, Welcome
+from phalanx.coordinator.decision import Drop, Say
+from phalanx.wire import Ask, Cause, Evict, Failed, Halt, Leave, Reason, Refused, Revoked, Welcome
 
 # In a group that takes no steps
 
@@ -15,6 +15,24 @@ def test_what_a_rank_knows_for_certain_revokes_at_once(cause, speaker):
     decisions = plain_group(3).say(10 + speaker, Failed(1, cause, 2, "both sides' words"))
 
     assert decisions == [Say((10, 11, 12), Revoked(1, cause, 2, "both sides' words"))]
+
+
+@pytest.mark.parametrize("make", [plain_group, run_of])
+def test_a_rank_whose_process_was_seen_to_die_is_lost_at_once(make):
+    play = make(3)
+
+    decisions = play.say(10, Failed(1, Cause.DIED, 2, "rank 2 went away: its process died"))
+    later = play.hang_up(12)
+
+    assert decisions[0] == Drop(12, "its process died")
+    assert (only(decisions, Revoked).cause, only(decisions, Revoked).rank) == (Cause.LOST, 2)
+    assert later == []
+
+
+def test_nobody_can_say_of_itself_that_it_died():
+    decisions = plain_group(3).say(10, Failed(1, Cause.DIED, 0, "words"))
+
+    assert "which only another rank can find" in only(decisions, Refused).reason
 
 
 def test_an_accusation_of_loss_waits_for_better_evidence():

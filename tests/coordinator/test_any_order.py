@@ -21,6 +21,7 @@ from phalanx.coordinator.events import (
 from phalanx.coordinator.record import Committed, Ended
 from phalanx.wire import (
     Ask,
+    AskStacks,
     Cause,
     Commit,
     Describe,
@@ -32,8 +33,10 @@ from phalanx.wire import (
     Left,
     LinkHello,
     Look,
+    PostNote,
     Reason,
     Revoked,
+    Stacks,
     Waiting,
     Welcome,
 )
@@ -62,7 +65,20 @@ messages = st.one_of(
     ),
     st.builds(Halt, st.integers(0, 2), st.sampled_from(Reason), st.none() | ranks, words),
     st.builds(Holds, st.integers(1, 3)),
-    st.sampled_from([Leave(), Look(), Ask(), Left(1), LinkHello(1, 0, KEY), Describe(), Describe(b"facts")]),
+    st.sampled_from(
+        [
+            Leave(),
+            Look(),
+            Ask(),
+            Left(1),
+            LinkHello(1, 0, KEY),
+            Describe(),
+            Describe(b"facts"),
+            PostNote(b"note"),
+            AskStacks(1),
+            Stacks(1, "x"),
+        ]
+    ),
 )
 places = st.integers(0, 4)
 events = st.one_of(

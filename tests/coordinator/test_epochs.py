@@ -1,12 +1,14 @@
 """Runs: who is in which epoch, as workers come and go."""
 
 import pytest
-from coordinator_play import Play, recorded, run_hello, run_of, told
+from coordinator_play import PATIENCE_S, Play, recorded, run_hello, run_of, told
 
 from phalanx.coordinator.blame import GRACE_S
 from phalanx.coordinator.decision import Drop, Record, Say
+from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.record import Committed, Ended, Formed
-from phalanx.wire import Cause, Commit, Evict, Heard, Holds, Leave, Left, Refused, Revoked, Welcome
+from phalanx.coordinator.terms import Terms
+from phalanx.wire import Cause, Commit, Evict, Failed, Heard, Holds, Leave, Left, Refused, Revoked, Welcome
 
 
 def lanes_of(welcome):
@@ -154,6 +156,18 @@ def test_who_got_the_state_from_another_holds_it_in_the_next_epoch():
     assert steps_of(welcome) == [1, 1]
 
 
+def test_who_got_the_state_in_an_epoch_before_holds_it_if_no_step_was_committed_since():
+    play = run_of(2, least=1, most=3)
+    play.say(20, run_hello("late"))
+    play.finish_step(10, 11)
+    play.hang_up(11)
+
+    play.say(20, Holds(epoch=2))
+    welcome = told(play.hang_up(10), Welcome)[20]
+
+    assert (welcome.epoch, steps_of(welcome)) == (4, [1])
+
+
 def test_who_says_that_it_holds_the_state_of_another_epoch_does_not():
     play = run_of(2, least=1, most=3)
     play.say(20, run_hello("late"))
@@ -258,6 +272,65 @@ def test_a_run_is_over_when_all_have_left_it():
     play.hang_up(10)
     play.hang_up(11)
     assert play.membership.is_over
+
+
+def disconnect(play, connection):
+    play.hang_up(connection)
+
+
+def restart_coordinator(play, _):
+    play.membership = Membership(Terms(minimum=1, maximum=2), bytes(32), play.past, play.now)
+    play.say(10, run_hello("w0", step=play.past.step))
+    play.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("lose", [disconnect, restart_coordinator])
+def test_a_run_waits_for_a_worker_that_was_lost_with_the_state_when_the_last_one_leaves(lose):
+    play = run_of(2, least=1)
+    play.finish_step(10, 11)
+    lose(play, 11)
+
+    left = play.say(10, Leave())
+    back = play.say(21, run_hello("w1", step=1))
+
+    assert recorded(left) == []
+    assert set(told(back, Welcome)) == {21}
+
+
+def test_a_run_that_waits_in_vain_for_the_state_halts():
+    play = run_of(2, least=1)
+    play.hang_up(11)
+    play.say(10, Leave())
+
+    early, due = play.wait(59), play.wait(2)
+
+    assert recorded(early) == []
+    assert [line.words.partition(":")[0] for line in recorded(due)] == [
+        "there were 0 of at least 1 workers for 60 s at step 0"
+    ]
+
+
+def lose_before_a_step(play):
+    play.hang_up(11)
+    play.finish_step(10)
+
+
+def let_it_die(play):
+    play.say(10, Failed(1, Cause.DIED, 1, "rank 1 died"))
+
+
+def let_it_raise(play):
+    play.say(11, Failed(1, Cause.RAISED, 1, "rank 1 raised"))
+
+
+@pytest.mark.parametrize("lose", [lose_before_a_step, let_it_die, let_it_raise])
+def test_a_run_does_not_wait_for_a_worker_that_cannot_bring_the_state_back(lose):
+    play = run_of(2, least=1)
+    lose(play)
+
+    decisions = play.say(10, Leave())
+
+    assert [line.words for line in recorded(decisions)] == [f"all workers left it at step {play.membership.step}"]
 
 
 def test_nobody_joins_a_run_that_is_over():

@@ -1,12 +1,13 @@
 """What a worker may say, and what becomes of one that says something else."""
 
 import pytest
-from coordinator_play import only, plain_group, run_hello, run_of, told, waiting
+from coordinator_play import LANES, Play, only, plain_group, run_hello, run_of, told, waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from phalanx.coordinator.decision import Drop
+from phalanx.coordinator.record import Past
 from phalanx.errors import BadFrame
 from phalanx.wire import (
     Ask,
@@ -133,6 +134,14 @@ def test_a_worker_that_comes_back_may_halt_a_coordinator_that_has_forgotten_ever
     decisions = play.say(20, Halt(0, Reason.RAISED, 2, "Traceback ..."))
 
     assert told(decisions, Halt).keys() == {20}
+
+
+@pytest.mark.parametrize("message", [Failed(1, Cause.LOST, 2, "words"), waiting(2)])
+def test_a_worker_that_comes_back_may_speak_of_ranks_that_a_restarted_coordinator_does_not_know(message):
+    play = Play(2, 3, past=Past(epoch=1, step=0, lanes=LANES, names=frozenset({"w0", "w1", "w2"})))
+    play.say(20, run_hello("w0"))
+
+    assert play.say(20, message) == []
 
 
 def test_a_step_from_which_nobody_can_count_on_is_refused_before_it_is_heard():

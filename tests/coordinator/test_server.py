@@ -279,6 +279,7 @@ def test_closing_and_leaving_twice_are_harmless(stack, coordinator):
     assert all(epoch.error is None for epoch in epochs.values())
 
 
+@pytest.mark.slow
 def test_a_member_that_says_nothing_is_named_once_another_has_waited_for_it_for_the_stall_time(stack):
     terms = Terms(minimum=2, maximum=2, patience_s=0.3, stall_s=0.5)
     coordinator = stack.enter_context(Coordinator(terms=terms))

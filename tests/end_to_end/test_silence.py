@@ -63,6 +63,7 @@ def test_a_rank_that_holds_its_interpreter_for_12_s_survives_by_default(tmp_path
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "over"),
     [
@@ -148,6 +149,7 @@ def test_a_rank_that_works_longer_than_the_stall_time_is_waited_for(tmp_path):
     assert ended.stdout.count("together") == 2
 
 
+@pytest.mark.slow
 def test_stopping_the_launcher_for_longer_than_the_patience_kills_nobody(tmp_path):
     script = write_script(
         tmp_path,

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -11,7 +12,8 @@ from importlib.util import find_spec
 import pytest
 from coordinating import running, serving, write_token
 from launching import PHALANX
-from training import bits_of, call, train, wait_until, workers_in, workers_of, write_config
+from namespaces import ip
+from training import bits_of, call, checkpoints_of, train, wait_until, workers_in, workers_of, write_config
 
 pytestmark = pytest.mark.slow  # every worker imports torch
 
@@ -73,6 +75,86 @@ def test_a_run_outlives_the_workers_of_its_first_machine_bit_for_bit(tmp_path, m
     assert bits_of(machines.run) == bits_of(tmp_path / "alone")
     numbers = workers_in(machines.run)
     assert numbers[numbers.index(3) + 1] == 2  # two went on without any that could keep the run
+
+
+def test_a_machine_that_is_cut_off_comes_back_when_its_network_does_and_no_bit_changes(tmp_path, machines, hosts):
+    names, addresses = hosts
+    on_first, on_second = (["ip", "netns", "exec", name] for name in names[:2])
+    options = ["--workers", "1:3", "--local", 1, "--first", 3, "--patience", 2, *LONG]
+    first, address = machines.start(*options, bind=f"{addresses[0]}:0", at=on_first)
+    second = machines.join(address, "-n", 2, at=on_second)
+    machines.wait_for_workers(first, 3)
+    cut_off = workers_of(second)
+
+    ip("-n", names[0], "link", "set", "plug1", "down")
+    machines.wait_for_workers(first, 1)
+    ip("-n", names[0], "link", "set", "plug1", "up")
+    machines.wait_for_workers(first, 3)
+
+    assert workers_of(second) == cut_off  # no worker was lost
+    first.process.send_signal(signal.SIGINT)
+    assert first.finish()[0] != 0  # it was stopped early
+    bits = bits_of(machines.run)
+    with running([*PHALANX, "train", machines.config, "--run-dir", tmp_path / "alone", *LONG]) as alone:
+        wait_until(alone.process, lambda: count_steps(tmp_path / "alone") >= len(bits))
+    assert bits_of(tmp_path / "alone")[: len(bits)] == bits
+
+
+def test_machines_share_the_optimizer_and_a_run_that_is_killed_resumes_bit_for_bit(tmp_path, machines, hosts):
+    names, addresses = hosts
+    on_first, on_second = (["ip", "netns", "exec", name] for name in names[:2])
+    options = ["--zero", "--workers", "1:3", "--local", 1, "--first", 3, "--steps", 300]
+    first, address = machines.start(*options, bind=f"{addresses[0]}:0", at=on_first)
+    second = machines.join(address, "-n", 2, at=on_second)
+    machines.wait_for_workers(first, 3)
+
+    os.kill(workers_of(second)[0], signal.SIGKILL)
+    second.wait_for("was killed by SIGKILL; the run goes on")
+    wait_until(first.process, lambda: list(machines.run.glob("checkpoints/step-*/optimizer.2-of-3.safetensors")))
+    first.process.kill()
+    first.finish()
+
+    resumed = train("--resume", machines.run)
+    alone = train(machines.config, "--run-dir", tmp_path / "alone", "--steps", 300)
+    assert resumed["digest"] == alone["digest"]
+    assert bits_of(machines.run) == bits_of(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("sharing", ["--zero", "--no-zero"])
+@pytest.mark.parametrize("directory", ["run", "elsewhere"], ids=["one-directory", "a-guest"])
+def test_workers_whose_coordinator_stays_away_save_what_they_hold(tmp_path, machines, sharing, directory):
+    options = [sharing, *LONG, *machines.token]
+    with serving("--workers", 2, "--patience", 0.5, *machines.token) as (coordinator, address), ExitStack() as stack:
+        ends = []
+        for where in (machines.run, tmp_path / directory):
+            command = [*PHALANX, "train", machines.config, "--run-dir", where, "--coordinator", address, *options]
+            ends.append(stack.enter_context(running(command)))
+            coordinator.wait_for("has come", len(ends))  # so the first worker says where the run is
+        machines.wait_for_workers(ends[0], 2)
+        coordinator.process.kill()
+        ended = [each.finish() for each in ends]
+
+    assert [status for status, _, _ in ended] == [1, 1]
+    saved = checkpoints_of(machines.run)[-1]
+    assert saved == count_steps(machines.run)
+    words = [errors.partition("then this worker; ")[2] for _, _, errors in ended]
+    last = f"the last checkpoint is that of step {saved}, in {machines.run}"
+    kept = f"rank 0 saves a checkpoint of it in {machines.run}"
+    assert words[0].startswith(last)
+    assert words[1].startswith(last if sharing == "--zero" else kept)
+
+
+def test_workers_whose_first_machine_is_gone_say_where_the_last_checkpoint_is(machines):
+    first, address = machines.start("--workers", "1:2", "--patience", 0.5, *LONG)
+    second = machines.join(address)
+    machines.wait_for_workers(first, 2)
+    wait_until(first.process, lambda: checkpoints_of(machines.run))
+
+    first.process.kill()
+
+    status, _, errors = second.finish()
+    assert status != 0
+    assert f"in {machines.run} on {socket.gethostname()}" in errors
 
 
 def test_a_machine_that_is_asked_to_leave_does_and_the_run_goes_on(machines):
@@ -141,14 +223,14 @@ def test_data_that_is_not_there_is_asked_for(tmp_path, machines):
     ("options", "words"),
     [
         (["--bind", "0.0.0.0:0"], "0.0.0.0:0 is reachable from other machines, and without a token anybody could join"),
-        (["--local", 2], "--local says how many of the workers start here: pass --bind HOST:PORT too"),
+        (["--local", 2], "--local says how many of the workers start here, or first: pass --bind HOST:PORT too"),
         (
             ["--bind", "127.0.0.1:0", "--workers", "2:4", "--local", 5],
             "5 workers on this machine are not within 1 to 4",
         ),
         (["--bind", "127.0.0.1:0", "--local", 0], "0 workers on this machine are not within 1 to 1"),
         (["--bind", "127.0.0.1:0", "--workers", "4:2"], "run.min_workers 4 is more than run.workers 2"),
-        (["--bind", "127.0.0.1:0", "--zero"], "workers that share the optimizer cannot come and go"),
+        (["--bind", "127.0.0.1:0", "--workers", "2:4", "--first", 5], "a run of 2 to 4 workers cannot begin with 5"),
         (["--bind", "127.0.0.1:0", "--transport", "star"], "cannot use --transport star: pass auto or tcp"),
         (["--coordinator", "127.0.0.1:1"], "--coordinator needs --run-dir"),
         (["--coordinator", "127.0.0.1:1", "--bind", "127.0.0.1:0"], "--bind makes no sense with --coordinator"),

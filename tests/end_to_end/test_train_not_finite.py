@@ -8,10 +8,10 @@ import pytest
 import torch
 from training import CONFIG, LIMIT_S, bits_of, call, checkpoints_of, make_text, train, write_config
 
+from phalanx.data import samples_of
 from phalanx.train.checkpoint import load, save
 from phalanx.train.config_text import parse_config
 from phalanx.train.data import open_corpus
-from phalanx.train.order import samples_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]  # real processes, all of them
 

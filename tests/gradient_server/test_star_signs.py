@@ -42,6 +42,7 @@ def test_time_in_which_nobody_could_look_is_no_silence():
     assert silence.seconds == 1.0
 
 
+@pytest.mark.slow
 def test_a_server_that_waits_for_another_worker_is_not_taken_for_a_stopped_one(stack, monkeypatch):
     monkeypatch.setattr("phalanx.gradient_server.loop._SIGN_S", 0.02)
     monkeypatch.setattr("phalanx.gradient_server.client._LEAST_STALL_S", 0.0)

@@ -6,7 +6,9 @@ import numpy as np
 
 from phalanx.buffers import DType, ReduceOp, round_to_bf16, widen_bf16
 
-REDUCTIONS = [(op, dtype) for dtype in DType for op in ReduceOp if dtype.is_float or op is not ReduceOp.MEAN]
+REDUCTIONS = [
+    (op, dtype) for dtype in DType for op in ReduceOp if not (op.is_bitwise if dtype.is_float else op.is_mean)
+]
 
 
 def data(dtype, length, rank):
@@ -39,8 +41,7 @@ def reduced(op, dtype, arrays):
     if op in (ReduceOp.SUM, ReduceOp.MEAN):
         total = np.add.reduce(stacked, axis=0, dtype=stacked.dtype)
         return total / len(arrays) if op is ReduceOp.MEAN else total
-    ufunc = {ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum, ReduceOp.PRODUCT: np.multiply}[op]
-    return ufunc.reduce(stacked, axis=0, dtype=stacked.dtype)
+    return op.ufunc.reduce(stacked, axis=0, dtype=stacked.dtype)
 
 
 def assert_reduced(op, dtype, result, arrays):

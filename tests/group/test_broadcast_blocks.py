@@ -13,6 +13,7 @@ from phalanx.testing import World
 from phalanx.wire import HEADER_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
 @settings(deadline=None, max_examples=40)
 @given(ownership=ownerships(), dtype=st.sampled_from(DType))

@@ -118,6 +118,7 @@ def test_eight_mebibytes_are_no_different(over, dtype):
     assert same_on_all(World(size, over).run(on_rank))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hosts",
     [["a", "b", "b"], *(pytest.param(hosts, marks=pytest.mark.slow) for hosts in (["a", "b"] * 2, [*"aaabb"]))],
@@ -180,19 +181,33 @@ def test_allocated_buffers_keep_their_content_when_the_result_has_a_place_of_its
     World(size, over).run(on_rank)
 
 
+@pytest.mark.parametrize("sharing", [[], [0], [0, 1, 2]])
 @pytest.mark.parametrize("allocating", [[0], [1, 2], [0, 1, 2]])
-def test_allocated_and_ordinary_buffers_mix(allocating):
+def test_allocated_and_ordinary_buffers_mix(allocating, sharing):
     def on_rank(group):
-        for length in [7, 600_011]:
+        for length in [7, 7, 600_011]:
             arrays = [data(DType.F32, length, rank) for rank in range(3)]
+            shared = group.allocate(length, shared=True)
             own = group.allocate(length) if group.rank in allocating else np.empty(length, np.float32)
             own[:] = arrays[group.rank]
 
-            group.all_reduce(own)
+            found = group.all_reduce(own, out=shared if group.rank in sharing else None)
 
-            assert_reduced(ReduceOp.SUM, DType.F32, own, arrays)
+            assert_reduced(ReduceOp.SUM, DType.F32, found, arrays)
 
     World(3, "arena").run(on_rank)
+
+
+def test_ranks_meet_once_for_a_small_all_reduce_and_twice_for_a_larger_one():
+    def on_rank(group):
+        meetings = []
+        for length in [1 << 14, (1 << 14) + 1]:  # four of these are 256 KiB, and more
+            before = group._team.arena.arena._meetings
+            group.all_reduce(np.ones(length, np.float32))
+            meetings.append(group._team.arena.arena._meetings - before)
+        return meetings
+
+    assert World(4, "arena").run(on_rank) == [[1, 2]] * 4
 
 
 @pytest.mark.slow

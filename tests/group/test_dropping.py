@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import pytest
 
 from phalanx.coordinator import Coordinator, Terms
 from phalanx.group import Join, alone, connect
@@ -21,6 +22,7 @@ def use(group):
     assert group.enqueue("adding up", array.sum).wait() == np.float32(100_000 * group.size**2)
 
 
+@pytest.mark.slow
 def test_groups_of_one_are_gone_when_they_are_dropped():
     use(alone())
     before = Usage()
@@ -31,6 +33,7 @@ def test_groups_of_one_are_gone_when_they_are_dropped():
     before.wait_until_back()
 
 
+@pytest.mark.slow
 def test_groups_with_a_coordinator_leave_when_they_are_dropped():
     def join_and_drop():
         with Coordinator(terms=Terms.exactly(1)) as coordinator:
@@ -46,6 +49,7 @@ def test_groups_with_a_coordinator_leave_when_they_are_dropped():
     before.wait_until_back()
 
 
+@pytest.mark.slow
 def test_subgroups_are_gone_when_they_are_dropped():
     def work(group):
         def use_subgroup():

@@ -228,6 +228,7 @@ def test_a_rank_that_dies_while_the_group_forms_is_named(victim, monkeypatch):
     assert [(outcome.kind, outcome.peer) for outcome in outcomes] == [("PeerLost", victim)] * 3
 
 
+@pytest.mark.slow
 def test_a_wait_in_one_thread_does_not_hide_what_another_waits_for():
     asleep = threading.Event()  # never set
 

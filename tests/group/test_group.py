@@ -1,5 +1,6 @@
 """The life of a group: calls in flight, subgroups, memory, statistics, and the end."""
 
+import re
 import resource
 import threading
 from collections import Counter
@@ -9,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from phalanx.errors import LinkClosed
+from phalanx.errors import CollectiveMismatch, LinkClosed
 from phalanx.group import alone
 from phalanx.testing import World
 
@@ -224,3 +225,38 @@ def test_memory_of_an_arena_is_at_most_one_extra_copy_for_the_host():
         # What a rank touches: its part of the result, and the same part of every peer's buffer. No private copies.
         assert grown < length / size * size + (4 << 20)
         assert total == size * length
+
+
+@pytest.mark.parametrize("over", ["arena", "tcp"])
+def test_a_rank_knows_its_number_on_its_machine_whether_or_not_memory_is_shared(over):
+    def on_rank(group):
+        return group.local_rank, group.local_size
+
+    world = World(4, over, hosts=["a", "b", "a", "a"])
+
+    assert world.run(on_rank) == [(0, 3), (0, 1), (1, 3), (2, 3)]
+
+
+def test_a_group_says_who_and_where_it_is():
+    def on_rank(group):
+        return repr(group), group.master
+
+    (first, master), (second, other) = World(2, "arena").run(on_rank)
+
+    assert re.fullmatch(r"<Group: rank 0 of 2, local rank 0 of 2 on \S+, epoch 1>", first)
+    assert second.startswith("<Group: rank 1 of 2, local rank 1 of 2 on ")
+    assert master == other
+    assert master[0] == "127.0.0.1"
+
+
+def test_a_group_says_that_it_is_closed_or_has_failed():
+    def on_rank(group):
+        with suppress(CollectiveMismatch):
+            group.all_reduce(np.ones(1 + group.rank))
+        failed = repr(group)
+        group.close()
+        return failed, repr(group)
+
+    for failed, closed in World(2, "arena").run(on_rank):
+        assert "failed: " in failed
+        assert closed.endswith("epoch 1, closed>")

@@ -54,6 +54,7 @@ def test_every_topology_gets_the_bits_of_the_tree(hosts, lanes):
         assert scattered == [(quarter[cut].tobytes(), square_norm(quarter[cut])) for cut in cuts]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_any_topology_owners_and_blocks_give_the_same_bits(data):

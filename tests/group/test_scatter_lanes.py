@@ -23,6 +23,7 @@ def owned_by(rank, cuts=CUTS, owners=OWNERS):
     return [cut for cut, owner in zip(cuts, owners, strict=True) if owner == rank]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["memory", "tcp", "arena"])
 @settings(deadline=None, max_examples=40)
 @given(

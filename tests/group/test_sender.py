@@ -46,6 +46,7 @@ def test_results_are_those_of_one_thread(senders):
     assert len(senders) == 3
 
 
+@pytest.mark.slow
 def test_threads_and_descriptors_are_gone_with_the_group(senders):
     def work(group):
         group.all_reduce(np.ones(LENGTH, np.float32))

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.launch.chaos import DESCRIPTIONS, Mishap, Strike, choose, parse_chaos, plan_strikes
+from phalanx.launch.chaos import DESCRIPTIONS, Mishap, Strike, choose_host, choose_worker, parse_chaos, plan_strikes
 
 
 def test_what_is_wanted_is_read():
@@ -52,4 +52,29 @@ def test_a_short_run_has_its_mishaps_too():
 
 @pytest.mark.parametrize(("choice", "worker"), [(0.0, 3), (0.5, 5), (0.99, 9)])
 def test_the_choice_picks_a_worker(choice, worker):
-    assert choose(Strike(1, 0.5, Mishap.KILL, choice), [9, 3, 5]) == worker
+    assert choose_worker(Strike(1, 0.5, Mishap.KILL, choice), [[9, 3], [5]], holders=[3, 5]) == worker
+
+
+@pytest.mark.parametrize("holders", [[], [3]])
+def test_nobody_is_hit_who_may_be_the_last_with_the_state(holders):
+    assert choose_worker(Strike(1, 0.5, Mishap.KILL, 0.0), [[3, 5]], holders) is None
+
+
+@pytest.mark.parametrize(("hosts", "worker"), [([[3, 5]], 3), ([[3, 5], [7]], 7), ([[3, 5], []], None)])
+def test_a_worker_leaves_only_a_host_that_another_one_can_join(hosts, worker):
+    assert choose_worker(Strike(1, 0.5, Mishap.JOIN, 0.0), hosts, holders=[3, 5, 7]) == worker
+
+
+@pytest.mark.parametrize(
+    ("mishap", "hosts", "holders", "host"),
+    [
+        (Mishap.HOST, [[3, 5]], [], 0),
+        (Mishap.HOST, [[3], [5]], [5], 0),
+        (Mishap.HOST, [[3], [5]], [3], 1),
+        (Mishap.HOST, [[3], []], [3], None),
+        (Mishap.PARTITION, [[3], [5]], [3, 5], 1),
+        (Mishap.PARTITION, [[3], [5]], [5], None),
+    ],
+)
+def test_a_host_is_hit_if_another_one_has_the_state(mishap, hosts, holders, host):
+    assert choose_host(Strike(1, 0.5, mishap, 0.0), hosts, holders) == host

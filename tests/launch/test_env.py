@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -277,3 +279,24 @@ def test_only_terminals_that_may_have_colours_get_them(monkeypatch, is_terminal,
     monkeypatch.setenv("NO_COLOR", no_color)
 
     assert wants_colour(is_terminal=is_terminal) is expected
+
+
+def test_a_worker_gets_torchruns_variables_and_is_not_taken_for_one_of_torchrun():
+    launch = Launch(rank=1, size=3, job="j", coordinator=(Address(host="::1", port=4000),))
+
+    environ = worker_environ(replace(launch, local=(0, 2), master=Address(host="127.0.0.1", port=29500)), threads=1)
+
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [environ[name] for name in names] == ["1", "3", "0", "2", "127.0.0.1", "29500"]
+    assert find_launch(environ) == launch
+
+
+def test_a_worker_that_joins_is_told_no_rank_even_if_torchrun_started_its_launcher(monkeypatch):
+    for name, value in {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    launch = Launch(rank=None, size=None, job="", coordinator=(Address(host="::1", port=4000),), local=(1, 2))
+
+    environ = worker_environ(launch, threads=1)
+
+    assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}.isdisjoint(environ)
+    assert (environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"]) == ("1", "2")

@@ -26,6 +26,7 @@ def program(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_before_it_joins_ends_those_that_wait_for_it(program, capfd):
     text = IGNORE + "if rank == '1':\n    sys.exit('no disk')\nimport phalanx\nphalanx.connect()\n"
 
@@ -35,6 +36,7 @@ def test_a_worker_that_dies_before_it_joins_ends_those_that_wait_for_it(program,
     assert capfd.readouterr().err.endswith("phalanx: rank 1 failed first: it ended with exit code 1\n\nno disk\n")
 
 
+@pytest.mark.slow
 def test_a_signal_before_all_have_joined_ends_workers_that_do_not_heed_it(program, capfd):
     text = IGNORE + "if rank == '0':\n    os.kill(os.getppid(), signal.SIGTERM)\nwhile True:\n    signal.pause()\n"
 
@@ -42,6 +44,7 @@ def test_a_signal_before_all_have_joined_ends_workers_that_do_not_heed_it(progra
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_suspended_for_good_is_named_and_ended(program, capfd):
     text = """
         import phalanx

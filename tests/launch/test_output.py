@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.launch.output import Lines, Tail, prefix, write_lines
+from phalanx.errors import ConfigError
+from phalanx.launch.output import Lines, RankLogs, Tail, prefix, write_lines
 from phalanx.launch.verdict import Name
 
 
@@ -57,3 +58,27 @@ def test_every_line_gets_the_prefix_and_an_end():
     write_lines(stream, b"> ", [b"one", b"", b"two\r"])
 
     assert stream.getvalue() == b"> one\n> \n> two\n"
+
+
+def test_every_rank_has_a_log_of_its_own_to_which_lines_are_added(tmp_path):
+    for _ in range(2):
+        logs = RankLogs(tmp_path / "deep" / "logs")
+        logs.write(Name("worker", 1), [b"before"])
+        logs.write(Name("rank", 0), [b"one\r", b"\xff"])
+        logs.write(Name("rank", 0), [])
+
+    found = {file.name: file.read_bytes() for file in (tmp_path / "deep" / "logs").iterdir()}
+    assert found == {"worker-1.log": b"before\n" * 2, "rank-0.log": b"one\n\xff\n" * 2}
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_a_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
+    logs = RankLogs(tmp_path)
+    (tmp_path / "rank-0.log").mkdir()
+
+    logs.write(Name("rank", 0), [b"one"])
+    logs.write(Name("rank", 0), [b"two"])
+
+    assert capsys.readouterr().err.count("the run goes on without logs") == 1
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="name another --log-dir"):
+        RankLogs(tmp_path / "file")

@@ -14,6 +14,7 @@ from engine_play import LANES, Toy, batches_of, digest_of, make_engine
 from killing_points import POINTS
 
 from phalanx.coordinator import Coordinator, Journal, Terms
+from phalanx.errors import ConnectError
 from phalanx.group import ElasticRun, Join, Over
 from phalanx.transport import format_address, parse_address
 from phalanx.wire import Address
@@ -26,16 +27,30 @@ class Workers:
     """Workers by number, and what they say: tuples of number, what, step and value.
 
     All processes are forked before the test starts a thread, and wait until they are started. Whoever is left at the
-    end of the block is killed. Each worker calls ``behind(engine, run, report)`` behind every step.
+    end of the block is killed. Each worker calls ``behind(engine, run, report)`` behind every step, and says what
+    ``forsaken(engine, run)`` returns when its coordinator stays away.
     """
 
-    def __init__(self, count, *, steps, over="arena", stall_s=None, zero=False, behind=lambda *_: None):
+    def __init__(
+        self,
+        count,
+        *,
+        steps,
+        over="arena",
+        stall_s=None,
+        zero=False,
+        paranoid=False,
+        behind=lambda *_: None,
+        forsaken=None,
+    ):
         torch.set_num_threads(1)
         self._reader, self._writer = os.pipe()
         self._unread = b""
         self._waiting = []
         self.pids = {}
         self._zero = zero
+        self._paranoid = paranoid
+        self._forsaken = forsaken
         join = {"over": Over.TCP if over == "tcp" else Over.AUTO, "stall_s": stall_s}
         for number in range(count):
             ours, theirs = socket.socketpair()
@@ -101,6 +116,12 @@ class Workers:
         _, status = os.waitpid(self.pids.pop(number), 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it came to its end"
 
+    def wait_for_a_death(self):
+        """Return when one of the workers has killed itself."""
+        pid, status = os.waitpid(-1, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it came to its end"
+        del self.pids[next(number for number, each in self.pids.items() if each == pid)]
+
     def listen_to_the_end(self, heard):
         """Add what workers say to ``heard`` until all that are left have ended."""
         ended = {number for number, what, _, _ in heard if what in ("end", "error")}
@@ -128,10 +149,12 @@ class Workers:
         try:
             joined = Join(coordinator=(parse_address(words[0]),), lanes=LANES, timeout_s=TIMEOUT_S, **join)
             with ElasticRun(joined) as run:
-                engine = make_engine(run, model=lambda: Toy(int(words[1])), zero=words[3] == "1")
+                engine = make_engine(
+                    run, model=lambda: Toy(int(words[1])), zero=words[3] == "1", paranoid=self._paranoid
+                )
                 if words[2] in POINTS:
                     POINTS[words[2]](engine)
-                for report in engine.train(batches, steps):
+                for report in self._train(engine, run, batches, steps, say):
                     say("report", report.step, (report.loss.hex(), report.norm.hex(), report.digest.hex()))
                     if report.step % 3 == 2:
                         say("evaluation", report.step, engine.evaluate(batches_of(_EVALUATED)).hex())
@@ -147,6 +170,14 @@ class Workers:
             traceback.print_exc()
             say("error", 0, f"{type(error).__name__}: {error}"[:2000])
 
+    def _train(self, engine, run, batches, steps, say):
+        try:
+            yield from engine.train(batches, steps)
+        except ConnectError:
+            if self._forsaken is None:
+                raise
+            say("forsaken", engine.step_number, self._forsaken(engine, run))
+
 
 class KillableCoordinator:
     """A coordinator with a journal, in a process of its own. It comes back at the same address."""
@@ -161,6 +192,10 @@ class KillableCoordinator:
 
     def __exit__(self, *_):
         self._kill()
+
+    @property
+    def pid(self):
+        return self._pid
 
     def kill_and_start_again(self):
         self._kill()
@@ -193,7 +228,8 @@ def story_of(heard):
     for _, what, step, value in heard:
         if what in ("report", "evaluation", "state", "extra", "end"):
             assert found.setdefault((what, step), value) == value, (what, step)
-    assert not [said for said in heard if said[1] == "error"]
+    errors = [said for said in heard if said[1] == "error"]
+    assert not errors, errors
     return found
 
 

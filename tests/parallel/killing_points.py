@@ -72,6 +72,11 @@ def _on_entering(engine):
     return lambda *_: engine.step_number > 0 and not engine._member._is_in
 
 
+def _as_first_of_three(engine):
+    """Whether this is rank 0 of three members, and has kept sums of a step that another one's death has interrupted."""
+    return lambda *_: engine._progress.pieces and (engine._run.group.rank, engine._run.group.size) == (0, 3)
+
+
 def _on_way(*, is_leaving, transfers):
     """Whether tensors are on their way from this worker, or to it, for the first time or a later one."""
     left = transfers
@@ -101,6 +106,7 @@ POINTS = {
     "receiving-state": lambda _: _die_before(transfer, "_finish", _on_way(is_leaving=False, transfers=2)),
     "before-receiving-state": lambda _: _die_before(elastic_member, "hand_over", lambda _, __, incoming: incoming),
     "comparison": lambda engine: _die_before(engine._member._guard, "compare", _on_entering(engine)),
-    "dropping": lambda engine: _die_before(engine._replica, "hold", _on_entering(engine)),
+    "comparison-again": lambda engine: _die_before(engine._guard, "compare", _as_first_of_three(engine)),
+    "dropping": lambda engine: _die_before(engine._replica, "keep_shard", _on_entering(engine)),
 }
 """How to have this worker die at each point."""

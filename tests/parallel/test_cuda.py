@@ -21,11 +21,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_CUDA, reason="there i
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("files", "chosen"),
-    [(DATA_PARALLEL, "cuda"), (["test_engine.py"], "workers"), (["test_zero.py"], "tcp")],
-    ids=["data-parallel", "engine", "zero"],
+    [
+        (DATA_PARALLEL, "cuda"),
+        (["test_engine.py"], "workers"),
+        (["test_zero.py"], "tcp or 3-arena or hosts"),
+        (["test_gpu_meeting.py"], ""),
+    ],
+    ids=["data-parallel", "engine", "zero", "meeting"],
 )
 def test_everything_that_names_a_device_holds_on_cuda(files, chosen):
-    command = [sys.executable, "-m", "pytest", "-k", chosen, *(str(HERE / each) for each in files)]
+    command = [sys.executable, "-m", "pytest", "-m", "", "-k", chosen, *(str(HERE / each) for each in files)]
 
     done = subprocess.run(
         command, env=os.environ | {"PHALANX_TEST_DEVICE": "cuda"}, capture_output=True, text=True, check=False

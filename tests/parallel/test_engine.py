@@ -22,6 +22,7 @@ def test_one_digest_for_any_number_of_workers(size, over, alone_result):
     assert run(size, over, steps=30, micro=2, clip=0.5) == alone_result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_one_lane_a_worker_is_handed_over_as_it_is_and_gives_the_same(size):
     def work(group):
@@ -41,6 +42,7 @@ def test_one_lane_a_worker_is_handed_over_as_it_is_and_gives_the_same(size):
     assert [each.split()[1:] for each in found] == [alone.split()[1:]] * 3
 
 
+@pytest.mark.slow
 def test_ranks_on_two_hosts_get_the_same(alone_result):
     def work(group):
         engine = make_engine(group, clip=0.5)
@@ -60,6 +62,7 @@ def test_other_optimizers_are_as_exact(optimizer):
     assert run(3, "arena", optimizer=optimizer) == run(1, optimizer=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", [loss, weighted_loss])
 def test_a_plain_loop_over_the_whole_batch_gives_the_same_within_rounding(weighting):
     def model():
@@ -136,6 +139,7 @@ def test_buffers_are_the_mean_over_lanes_and_counters_are_lane_0s():
         assert int(engine.model.norm.num_batches_tracked) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [(3, 1), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((1, 3), (2, 4)))]
 )

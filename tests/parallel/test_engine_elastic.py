@@ -1,6 +1,8 @@
 """A run that outlives its workers: the same bits, whoever dies on the way."""
 
 import copy
+import gc
+import os
 from collections import Counter
 from itertools import product
 
@@ -11,6 +13,7 @@ from engine_play import batches_of, digest_of, make_engine, train
 import phalanx
 from phalanx.coordinator import Coordinator, Terms
 from phalanx.group import alone
+from phalanx.launch.resource_count import count_resources
 
 STORMS = [
     ("arena", 0),
@@ -41,6 +44,20 @@ def test_whoever_is_killed_every_step_has_the_bits_of_a_calm_run(over, seed, und
     assert len({epoch for _, what, _, epoch in heard if what == "epoch"}) > 4
 
 
+@pytest.mark.slow
+def test_epochs_that_are_over_keep_no_memory(tmp_path):
+    def behind(_, run, report):
+        gc.disable()  # in circles, gradients of all epochs would stay until it runs, which may be never
+        if report.step == 29:
+            (tmp_path / str(os.getpid())).write_text(f"{run.group.size} {count_resources(os.getpid()).segments}")
+
+    storm(0, over="arena", behind=behind)
+
+    found = {path.read_text() for path in tmp_path.iterdir()}
+    assert len(found) == 1, "some have been there since the first epoch, and others came in the last one"
+
+
+@pytest.mark.slow
 def test_the_others_compute_only_the_lanes_that_are_lost():
     heard = []
     with Workers(4, steps=12) as workers, Coordinator(terms=Terms(minimum=3, maximum=4)) as coordinator:
@@ -109,6 +126,7 @@ def test_a_worker_that_was_stopped_and_given_up_comes_back_and_harms_nothing(zer
     assert (stopped, "end") in {said[:2] for said in heard}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [False, True])
 def test_workers_go_on_when_their_coordinator_is_killed_and_started_again_on_its_journal(zero, tmp_path):
     heard = []
@@ -150,6 +168,7 @@ def test_a_run_goes_on_from_a_state_that_was_loaded_before_its_first_step(zero):
     assert digest_of(engine) == expected
 
 
+@pytest.mark.slow
 def test_a_newcomer_with_another_model_is_refused_in_words_and_the_others_go_on():
     heard = []
     with Workers(3, steps=30) as workers, Coordinator(terms=Terms(minimum=2, maximum=3)) as coordinator:

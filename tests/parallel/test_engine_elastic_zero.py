@@ -1,16 +1,19 @@
 """A run that outlives its workers although they share the optimizer: two hold each part of its state."""
 
-from itertools import product
+import os
+import signal
+from contextlib import suppress
+from itertools import islice, product
 
 import pytest
 import torch
-from elastic_play import LANES, Workers, calm, last_report, storm, story_of
+from elastic_play import LANES, KillableCoordinator, Workers, calm, last_report, storm, story_of
 from engine_play import digest_of, make_engine, train
 
 import phalanx
-from phalanx.checkpoint import find_checkpoints
+from phalanx.checkpoint import Checkpoint, RemoteShards, find_checkpoints, save_together
 from phalanx.coordinator import Coordinator, Terms
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, TransportError
 from phalanx.group import alone
 
 STEPS = 30
@@ -46,7 +49,7 @@ def test_whoever_is_killed_every_step_has_the_bits_of_a_calm_run_without_zero(ov
 
 
 @pytest.mark.parametrize("rank", range(3))
-@pytest.mark.parametrize("over", ["arena", "tcp"])
+@pytest.mark.parametrize("over", ["arena", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_lost_member_takes_no_state_with_it(rank, over, undisturbed):
     heard = []
     with (
@@ -66,6 +69,7 @@ def test_a_lost_member_takes_no_state_with_it(rank, over, undisturbed):
     assert story_of(heard) == undisturbed
 
 
+@pytest.mark.slow
 def test_one_after_another_all_but_the_last_may_die(undisturbed):
     heard = []
     with (
@@ -83,6 +87,7 @@ def test_one_after_another_all_but_the_last_may_die(undisturbed):
     assert story_of(heard) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_whole_host_may_die_if_there_is_another(undisturbed):
     heard = []
     with (
@@ -102,6 +107,7 @@ def test_a_whole_host_may_die_if_there_is_another(undisturbed):
     assert story_of(heard) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_newcomer_without_zero_is_refused_in_words_and_the_others_go_on(undisturbed):
     heard = []
     with (
@@ -119,6 +125,7 @@ def test_a_newcomer_without_zero_is_refused_in_words_and_the_others_go_on(undist
     assert story_of([said for said in heard if said[0] != other]) == undisturbed
 
 
+@pytest.mark.slow
 def test_any_checkpoint_of_a_stormy_run_has_all_state_and_can_be_continued_by_one_worker_without_zero(
     undisturbed, tmp_path
 ):
@@ -133,6 +140,51 @@ def test_any_checkpoint_of_a_stormy_run_has_all_state_and_can_be_continued_by_on
             engine.load(found[step])
             train(engine, STEPS - step)
             assert digest_of(engine) == undisturbed["end", STEPS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", ["arena", "hosts"])
+@pytest.mark.parametrize("dying", [0, 1])
+def test_members_whose_coordinator_stays_away_save_together_if_all_are_there(over, dying, undisturbed, tmp_path):
+    pid, folder = tmp_path / "pid", tmp_path / "checkpoints"
+
+    def kill_coordinator(_engine, run, report):
+        if report.step == 9:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid.read_text()), signal.SIGKILL)
+            if dying and run.group.rank == 2:
+                os._exit(0)
+
+    def save(engine, run):
+        try:
+            engine.meet_once_more(30.0 if not dying else 2.0)
+        except TransportError:
+            return "no"
+        state, guests = engine.state(), RemoteShards(run.group, range(1, 3))
+        checkpoint = Checkpoint(engine.step_number, {"model": state["model"]}, {})
+        save_together(folder, checkpoint, state["optimizer"], run.group, remote=guests)
+        return "saved"
+
+    with (
+        Workers(3, steps=STEPS, over=over, zero=True, behind=kill_coordinator, forsaken=save) as workers,
+        KillableCoordinator(Terms(minimum=3, maximum=3, patience_s=0.3), tmp_path / "journal") as coordinator,
+    ):
+        pid.write_text(str(coordinator.pid))
+        for _ in range(3):
+            workers.start(coordinator.address)
+        ends = islice((said for said in workers.listen() if said[1] in ("forsaken", "error")), 3 - dying)
+        said = [(what, value) for _, what, _, value in ends]
+
+    if dying:
+        assert said == [("forsaken", "no")] * 2
+        return
+    assert said == [("forsaken", "saved")] * 3
+    ((step, path),) = find_checkpoints(folder).items()
+    with alone(lanes=LANES) as group:
+        engine = make_engine(group, seed=8)
+        engine.load(path)
+        train(engine, STEPS - step)
+        assert digest_of(engine) == undisturbed["end", STEPS]
 
 
 def test_a_shard_is_refused_by_a_member_that_holds_more():

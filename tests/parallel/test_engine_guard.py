@@ -173,6 +173,7 @@ def test_a_comparison_finds_what_steps_do_not_look_at(key, zero):
     assert spread(3, work) == [True] * 3
 
 
+@pytest.mark.slow
 def test_the_digest_of_all_state_is_the_same_for_any_number_of_workers():
     def work(group, *, zero):
         engine = make_engine(group, square, zero=zero)

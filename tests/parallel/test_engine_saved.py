@@ -246,6 +246,7 @@ def spoilt_run(workers, coordinator, victim, heard):
     return next(number for number, pid in workers.pids.items() if pid == int(victim.read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
     [
@@ -302,7 +303,8 @@ def test_a_writer_that_was_given_up_does_not_take_its_successors_draft_for_its_o
     assert names(tmp_path) == ["step-00000001"]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_whoever_is_killed_every_checkpoint_is_whole(seed, tmp_path):
     heard = storm(seed, over="arena", behind=lambda engine, *_: engine.save(tmp_path))
 

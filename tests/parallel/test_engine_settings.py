@@ -38,6 +38,7 @@ def digest_after(exchange, steps=4, **options):
     return digest_of(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [False, True])
 def test_a_class_with_settings_trains_like_the_optimizer_that_they_describe(zero):
     expected = of_all(spread(1, lambda group: digest_after(group, optimizer=by_hand)))

@@ -3,6 +3,7 @@
 import datetime as dt
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -55,6 +56,11 @@ def test_nan_comes_back():
     assert math.isnan(decode_extra(encode_extra({"best": math.nan}))["best"])
 
 
+@dataclass
+class Settings:
+    rate: float = 0.1
+
+
 def nested(depth):
     return {"a": nested(depth - 1)} if depth else {}
 
@@ -63,10 +69,11 @@ def nested(depth):
     ("extra", "words"),
     [
         ({"when": dt.date(2020, 1, 1)}, r"engine.extra\['when'\] is of type date"),
-        ({"a": [1, {"b": (1, 2)}]}, r"engine.extra\['a'\]\[1\]\['b'\] is of type tuple"),
-        ({"rng": np.float64(1)}, r"engine.extra\['rng'\] is of type float64"),
+        ({"a": [1, {"b": (1, {2})}]}, r"engine.extra\['a'\]\[1\]\['b'\]\[1\] is of type set"),
+        ({"rng": np.complex64(1)}, r"engine.extra\['rng'\] is an array of type complex64"),
+        ({"of": Settings()}, r"engine.extra\['of'\] is of type Settings"),
         ({"sub": OrderedDict()}, r"engine.extra\['sub'\] is of type OrderedDict"),
-        ({"a": {3: "x"}}, r"engine.extra\['a'\] has the key 3, which is no word"),
+        ({"a": {3.5: "x"}}, r"engine.extra\['a'\] has the key 3.5, which is no word"),
         ({"big": 2**64}, r"engine.extra\['big'\] is an integer of more than 64 bits"),
         ({"o": np.array([object()])}, r"engine.extra\['o'\] is an array of type object"),
         ({"o": np.zeros(1, ">f4")}, r"engine.extra\['o'\] is an array of type >f4"),
@@ -93,7 +100,7 @@ def ext(*fields, code=1):
         b"",
         b"\xc1",
         msgspec.msgpack.encode([1]),
-        msgspec.msgpack.encode({1: 2}),
+        msgspec.msgpack.encode({b"1": 2}),
         msgspec.msgpack.encode({"a": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}),
         b"\x91" * 100_000,
         b"\x81\xa1a" * 60 + b"\xc0",

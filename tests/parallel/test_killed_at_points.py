@@ -16,6 +16,15 @@ IN_THE_ALL_GATHER = ["before-all-gather", "in-all-gather"]
 AS_DONOR = ["sending-weights", "before-sending-state", "sending-state"]
 AS_JOINER = ["receiving-weights", "before-receiving-state", "receiving-state"]
 AS_EITHER = ["comparison", "dropping"]
+POINTS = [
+    pytest.param(
+        zero, point, marks=() if (zero, point) in [(False, "in-fold"), (True, "in-optimizer")] else pytest.mark.slow
+    )
+    for zero, point in [
+        *product([False], IN_A_STEP + BEHIND_A_COMMIT),
+        *product([True], BEHIND_A_COMMIT + IN_THE_ALL_GATHER),
+    ]
+]
 OVER = ["arena", pytest.param("tcp", marks=pytest.mark.slow)]
 
 
@@ -42,10 +51,7 @@ def check(heard, workers, undisturbed):
 
 
 @pytest.mark.parametrize("over", OVER)
-@pytest.mark.parametrize(
-    ("zero", "point"),
-    [*product([False], IN_A_STEP + BEHIND_A_COMMIT), *product([True], BEHIND_A_COMMIT + IN_THE_ALL_GATHER)],
-)
+@pytest.mark.parametrize(("zero", "point"), POINTS)
 def test_a_worker_may_die_at_any_point_of_a_step(zero, point, over, undisturbed):
     heard = []
     with (
@@ -64,8 +70,26 @@ def test_a_worker_may_die_at_any_point_of_a_step(zero, point, over, undisturbed)
     assert set(lanes.values()) == {1}, "a worker computed a lane again that it had"
 
 
-@pytest.mark.parametrize("over", OVER)
-@pytest.mark.parametrize("zero", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+def test_what_a_paranoid_worker_has_kept_outlives_a_second_death_before_it_is_used(undisturbed):
+    heard = []
+    with (
+        Workers(4, steps=STEPS, paranoid=True) as workers,
+        Coordinator(terms=Terms(minimum=1, maximum=4, first=4)) as coordinator,
+    ):
+        workers.start(coordinator.address, dies_at="before-done")
+        for _ in range(3):
+            workers.start(coordinator.address, dies_at="comparison-again")  # which one of them does
+        for _ in range(2):
+            workers.wait_for_a_death()
+        workers.listen_to_the_end(heard)
+
+        check(heard, workers, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", ["arena", "tcp"])
+@pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("point", [*AS_DONOR, *AS_EITHER])
 def test_a_worker_may_die_while_it_hands_its_state_to_a_newcomer(zero, point, over, undisturbed):
     heard = []
@@ -84,8 +108,9 @@ def test_a_worker_may_die_while_it_hands_its_state_to_a_newcomer(zero, point, ov
         check(heard, workers, undisturbed)
 
 
-@pytest.mark.parametrize("over", OVER)
-@pytest.mark.parametrize("zero", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("over", ["arena", "tcp"])
+@pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("point", [*AS_JOINER, *AS_EITHER])
 def test_a_newcomer_may_die_while_it_gets_its_state(zero, point, over, undisturbed):
     heard = []

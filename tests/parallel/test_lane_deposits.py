@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.buffers import cover, own_lanes, pieces
-from phalanx.parallel.reduction.lanes import count_rows, plan_deposits, plan_lanes, seed_of
+from phalanx.buffers import cover, own_lanes, pieces, plan_lanes
+from phalanx.parallel.reduction.lanes import count_rows, plan_deposits, seed_of
 
 
 @given(st.integers(1, 40), st.data())

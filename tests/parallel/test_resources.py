@@ -32,6 +32,7 @@ def use_200_times(group, module, use):
     before.wait_until_back()
 
 
+@pytest.mark.slow
 def test_models_that_are_dropped_leave_nothing_behind():
     def work(group):
         net = nn.Sequential(nn.Linear(32, 4000), nn.Linear(4000, 8))

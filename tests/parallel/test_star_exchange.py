@@ -108,6 +108,7 @@ def test_other_weights_are_found_through_the_star():
     assert [(type(error), error.rank, error.parameter) for error in errors] == [(WeightsDiverged, 2, "0.weight")] * 3
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_found_through_the_star():
     terms = Terms(minimum=2, maximum=2, patience_s=0.5, stall_s=0.5)
     hello = Hello("elsewhere", (), 4711, 1, 2, "", name="anvil:4711:0", lanes=LANES)
@@ -136,6 +137,7 @@ with GradientServer(workers=1, lanes=8) as server:
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_gradient_server_is_found_after_the_stall_time():
     terms = Terms(minimum=1, maximum=1, stall_s=0.5)
     with contextlib.ExitStack() as stack:

@@ -21,6 +21,7 @@ def make(rank):
         torch.zeros(0),
         torch.full((3, 5), rank, dtype=torch.int64),
         torch.tensor(rank + 0.5),
+        (torch.arange(60.0).reshape(3, 20) + rank).t(),  # not contiguous, so it cannot arrive in place
     ]
 
 

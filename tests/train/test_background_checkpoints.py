@@ -144,6 +144,7 @@ def test_another_error_is_not_replaced_by_that_of_a_checkpoint(full, tmp_path):
         fail()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 3])  # before the draft is made, and before pruning
 @pytest.mark.parametrize("end", [Keeper.conclude, Keeper.save_before_end, lambda *_: None])
 def test_the_end_waits_for_the_checkpoint_that_is_being_written(run, tmp_path, end, number):

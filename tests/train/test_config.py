@@ -5,7 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.train.config import Config, DataConfig, Device, ModelConfig, RunConfig, TrainConfig, Transport
+from phalanx.train.config import (
+    Config,
+    DataConfig,
+    Device,
+    EngineChoice,
+    ModelConfig,
+    RunConfig,
+    TorchBackend,
+    TrainConfig,
+    Transport,
+)
 from phalanx.train.config_text import describe_keys, explain_config, format_config, parse_config
 
 paths = st.none() | st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=4096)
@@ -218,3 +228,24 @@ def test_an_explained_config_is_the_same_config():
 def test_what_needs_workers_that_reach_each_other_is_refused_with_a_gradient_server(key):
     with pytest.raises(ConfigError, match=f"pass --no-{key}, or another --transport"):
         parse_config("", [f"run.{key}=true", "run.transport=star"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"zero": True}, "--zero needs our own transports"),
+        ({"paranoid": True}, "--paranoid needs our own transports"),
+        ({"transport": Transport.TCP}, "--transport needs our own transports"),
+        ({"workers": 4, "min_workers": 2}, "a range of workers needs our own transports"),
+    ],
+)
+def test_what_a_torch_group_cannot_do_is_refused(asked, words):
+    RunConfig(engine=EngineChoice.TORCH, torch_backend=TorchBackend.GLOO, workers=4, min_workers=4)
+
+    with pytest.raises(ConfigError, match=words):
+        RunConfig(engine=EngineChoice.TORCH, **asked)
+
+
+def test_a_backend_of_torch_needs_the_engine():
+    with pytest.raises(ConfigError, match="pass --engine torch too"):
+        RunConfig(torch_backend=TorchBackend.NCCL)

@@ -87,11 +87,13 @@ def test_a_hostile_checkpoint_is_refused_and_the_one_before_it_named(run_in_shar
     check_refusals(run_in_shards, phalanx, tmp_path, hostile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", AMONG_TENSORS, ids=lambda each: each.name)
 def test_a_hostile_checkpoint_without_shards_is_refused_too(run, phalanx, tmp_path, hostile):
     check_refusals(run, phalanx, tmp_path, hostile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", OF_ANY_PROGRAM, ids=lambda each: each.name)
 def test_a_hostile_checkpoint_whose_facts_name_no_model_is_refused_too(run_in_shards, phalanx, tmp_path, hostile):
     for each in run_in_shards.checkpoints.iterdir():
@@ -110,6 +112,7 @@ def test_a_hostile_checkpoint_whose_facts_name_no_model_is_refused_too(run_in_sh
     assert list_tree(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", hostile_configs(), ids=lambda each: each.name)
 def test_a_hostile_config_is_refused(run, phalanx, tmp_path, monkeypatch, hostile):
     monkeypatch.chdir(tmp_path)

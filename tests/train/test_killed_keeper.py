@@ -88,6 +88,7 @@ def undisturbed(tmp_path_factory):
     return story_of(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", ["false", "true"])
 @pytest.mark.parametrize("point", POINTS)
 def test_if_a_worker_dies_while_it_writes_the_others_write_the_rest(point, zero, undisturbed, tmp_path):

@@ -7,7 +7,7 @@ from phalanx.parallel import digest_weights
 from phalanx.train.checkpoint import Checkpoint
 from phalanx.train.config import Device
 from phalanx.train.data import open_corpus
-from phalanx.train.loop import LaneBatches, choose_device, make_loss, make_model
+from phalanx.train.loop import LaneBatches, choose_device, choose_gpu, make_loss, make_model
 from phalanx.train.model import loss
 from phalanx.train.schedule import learning_rate
 
@@ -121,6 +121,7 @@ class TestTrainer:
         assert notes.lasts == [False] * step + [True]
         assert notes.records[-1].eval_loss is not None
 
+    @pytest.mark.slow
     def test_going_on_from_a_checkpoint_gives_the_bits_of_one_run(self, config):
         whole, first, second = Notes(), Notes(), Notes()
 
@@ -158,3 +159,10 @@ class TestTrainer:
             trainer.run(FullDisk())
 
         assert trainer.engine.step_number == 1
+
+
+def test_workers_of_a_machine_take_turns_among_its_gpus_unless_one_is_wanted():
+    assert [choose_gpu(None, local_rank, 2) for local_rank in range(4)] == [0, 1, 0, 1]
+    assert [choose_gpu(1, local_rank, 2) for local_rank in range(4)] == [1] * 4
+    with pytest.raises(ConfigError, match="no GPU 2 here: pass --device cuda:0 to cuda:1"):
+        choose_gpu(2, 0, 2)

@@ -191,6 +191,7 @@ def test_a_model_in_bf16_has_its_loss_in_f32():
     assert loss(model, random_batch()).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_the_whole_model_is_one_graph_to_the_compiler():
     model = build()
     batch = random_batch()

@@ -40,6 +40,7 @@ def test_time_is_shown_in_the_proportions_of_compute_exchange_and_waiting(out, c
     assert found["#4c78a8"] / waiting == pytest.approx(2.5, rel=0.1), "the line of the loss has this colour, too"
 
 
+@pytest.mark.slow
 def test_evaluations_and_entropy_are_drawn_where_there_are_some(out):
     draw({"run": make_steps(5)}, out)
     plain = colours(out)
@@ -53,6 +54,7 @@ def test_evaluations_and_entropy_are_drawn_where_there_are_some(out):
     assert with_entropy.get("#777777", 0) > plain.get("#777777", 0) + 100
 
 
+@pytest.mark.slow
 def test_several_runs_have_their_times_below_each_other(out):
     draw({"one": make_steps(5), "two": make_steps(7), "three": make_steps(3)}, out)
 

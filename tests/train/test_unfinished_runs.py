@@ -37,6 +37,7 @@ def conclude(run):
         return run.read_result(), start
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_result_is_concluded_without_a_step(run):
     before = read_steps(run.steps)
 

@@ -1,4 +1,6 @@
 import threading
+import traceback
+import weakref
 
 import pytest
 
@@ -56,3 +58,24 @@ def test_an_error_that_came_instead_of_the_result_is_raised():
     assert pending.is_done
     with pytest.raises(ValueError, match="no"):
         pending.wait()
+
+
+def test_an_error_keeps_its_lines_and_no_variable_of_the_frames_it_came_through():
+    class Gradients:
+        pass
+
+    def exchange():
+        nonlocal reference
+        gradients = Gradients()
+        reference = weakref.ref(gradients)
+        first, second = ValueError("cut"), OSError("lost")
+        first.__cause__, second.__cause__ = second, first  # a circle must not be walked for ever
+        raise first
+
+    reference = None
+    pending = Pending("all_reduce")
+
+    pending.complete(exchange)
+
+    assert reference() is None
+    assert [frame.name for frame in traceback.extract_tb(pending.error.__traceback__)] == ["exchange"]

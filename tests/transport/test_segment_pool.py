@@ -6,18 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phalanx.errors import PeerLost
 from phalanx.transport import Location, SegmentPool
 
 
 @pytest.fixture
 def pool():
-    with closing(SegmentPool([os.getpid()])) as made:
+    with closing(SegmentPool([0], [os.getpid()])) as made:
         yield made
 
 
 @pytest.fixture
 def peer():
-    with closing(SegmentPool([os.getpid()])) as made:
+    with closing(SegmentPool([0], [os.getpid()])) as made:
         yield made
 
 
@@ -53,7 +54,7 @@ def test_memory_is_closed_and_unmapped_when_its_last_array_is_gone(pool, peer):
 
 def test_a_pool_that_is_dropped_leaves_nothing_behind():
     before = maps(), os.listdir("/proc/self/fd")  # noqa: PTH208
-    pool = SegmentPool([os.getpid()])
+    pool = SegmentPool([0], [os.getpid()])
     own, (shared, segment) = pool.allocate(1000), pool.create_shared(1000)
     pool.read(0, pool.locate(own), 0, 10)
     segment.release()
@@ -65,6 +66,19 @@ def test_a_pool_that_is_dropped_leaves_nothing_behind():
     del own, shared, segment
 
     assert (maps(), os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_rank_whose_memory_is_gone_before_it_was_mapped_is_lost(pool, is_shared):
+    array = pool.allocate(1000)
+    location = pool.locate(array)
+    del array  # as when it has ended
+    peer = SegmentPool([4, 7], [1, os.getpid()])
+
+    with pytest.raises(PeerLost, match=f"rank 7 .process {os.getpid()}.") as caught:
+        peer.map_shared(1, location, 1000) if is_shared else peer.read(1, location, 0, 10)
+
+    assert caught.value.peer == 7
 
 
 def test_memory_is_kept_while_a_slice_of_it_lives(pool):
@@ -131,7 +145,7 @@ def test_a_location_that_holds_something_else_is_refused(pool, peer):
     array = pool.allocate(1000)
     location = pool.locate(array)
 
-    with pytest.raises(OSError, match="has another file"):
+    with pytest.raises(PeerLost, match="before its memory was mapped"):
         peer.read(0, Location(location.descriptor, location.inode + 1, 0), 0, 10)
 
 
@@ -160,7 +174,7 @@ def test_shared_memory_is_forgotten_with_its_last_array(pool):
 
 
 def test_arrays_outlive_their_shelf():
-    pool = SegmentPool([os.getpid()])
+    pool = SegmentPool([0], [os.getpid()])
     array = pool.allocate(1000)
     array[:] = 3
 

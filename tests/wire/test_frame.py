@@ -99,7 +99,7 @@ def test_a_control_frame_with_a_signature_is_refused(offset):
         (16, 15, "collective 15"),
         (17, 0, "element type 0"),
         (17, 10, "element type 10"),
-        (18, 6, "op 6"),
+        (18, 9, "op 9"),
     ],
 )
 def test_a_code_that_does_not_exist_is_refused_and_named(offset, code, words):

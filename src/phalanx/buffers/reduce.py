@@ -1,4 +1,4 @@
-"""Folding buffers: sum, mean, maximum, minimum and product, in the canonical order.
+"""Folding buffers: sum, mean, maximum, minimum, product and the bitwise ones, in the canonical order.
 
 f16 and bf16 are accumulated in f32 and rounded once, at the end. Overflow and NaN cause no warnings: callers look for
 them in the result.
@@ -34,17 +34,22 @@ class ReduceOp(Enum):
     MAX = (3, "max", np.maximum)
     MIN = (4, "min", np.minimum)
     PRODUCT = (5, "product", np.multiply)
+    BITWISE_AND = (6, "bitwise_and", np.bitwise_and)
+    BITWISE_OR = (7, "bitwise_or", np.bitwise_or)
+    BITWISE_XOR = (8, "bitwise_xor", np.bitwise_xor)
 
     code: int
     label: str
     ufunc: np.ufunc
     is_mean: bool
+    is_bitwise: bool
 
     def __init__(self, code: int, label: str, ufunc: np.ufunc) -> None:
         self.code = code
         self.label = label
         self.ufunc = ufunc
         self.is_mean = label == "mean"
+        self.is_bitwise = label.startswith("bitwise")
 
     @classmethod
     def from_code(cls, code: int) -> "ReduceOp":
@@ -71,6 +76,8 @@ def check(op: ReduceOp, dtype: DType) -> None:
         raise ConfigError(
             f"the mean of integers is no integer, and these are {dtype.label}: use SUM and divide, or convert to f64"
         )
+    if op.is_bitwise and dtype.is_float:
+        raise ConfigError(f"floats have no {op.label}, and these are {dtype.label}: view their bits as integers")
 
 
 def fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> None:
@@ -135,7 +142,7 @@ def _fold(op: ReduceOp, dtype: DType, inputs: Sequence[Array], out: Array) -> No
     if count == 2 and not op.is_mean and not dtype.is_narrow:
         op.ufunc(inputs[0], inputs[1], out=out)  # a single pass gains nothing from chunks
         return
-    program = _program(_leaves(count), dtype.is_narrow, _may_use_out(dtype, inputs, out))
+    program = plan_fold(_leaves(count), dtype.is_narrow, _may_use_out(dtype, inputs, out))
     scratch = np.empty((program.rows, min(CHUNK, length)), dtype.accumulator.numpy)
     if length <= CHUNK:
         _run_program(program, op, dtype, inputs, scratch, out)
@@ -160,7 +167,7 @@ def _fold_pieces(
             np.copyto(out, values)
             values = out
     else:
-        program = _program(lanes, dtype.is_narrow, may_use_out)
+        program = plan_fold(lanes, dtype.is_narrow, may_use_out)
         scratch = np.empty((program.rows, len(out)), dtype.accumulator.numpy)
         _run_steps(program, ReduceOp.SUM, dtype, [*inputs, *scratch, out])
         values = scratch[0] if dtype.is_narrow else out
@@ -190,7 +197,7 @@ def _leaves(count: int) -> tuple[range, ...]:
     return tuple(range(leaf, leaf + 1) for leaf in range(count))
 
 
-class _Program(NamedTuple):
+class FoldPlan(NamedTuple):
     """A tree written down as steps (left, right, target) over registers: the inputs, scratch rows, and last the output.
 
     A step without a right side widens the left.
@@ -204,7 +211,7 @@ _OUT = -1
 
 
 @lru_cache
-def _program(lanes: tuple[range, ...], is_narrow: bool, may_use_out: bool) -> _Program:  # noqa: FBT001 - it is cached by position
+def plan_fold(lanes: tuple[range, ...], is_narrow: bool, may_use_out: bool) -> FoldPlan:  # noqa: FBT001 - it is cached by position
     """Return the steps that add up inputs, of which input i is the sum of ``lanes[i]``.
 
     If the steps ``may_use_out``, they keep partial sums in ``out``, because no input lies there.
@@ -234,11 +241,11 @@ def _program(lanes: tuple[range, ...], is_narrow: bool, may_use_out: bool) -> _P
         emit(root, count, 1)
         if not is_narrow:
             steps[-1] = (*steps[-1][:2], _OUT)
-    return _Program(rows, tuple(steps))
+    return FoldPlan(rows, tuple(steps))
 
 
 def _run_program(
-    program: _Program, op: ReduceOp, dtype: DType, inputs: Sequence[Array], scratch: Array, out: Array
+    program: FoldPlan, op: ReduceOp, dtype: DType, inputs: Sequence[Array], scratch: Array, out: Array
 ) -> None:
     _run_steps(program, op, dtype, [*inputs, *scratch, out])
     if dtype.is_narrow:
@@ -247,7 +254,7 @@ def _run_program(
         np.true_divide(out, len(inputs), out)
 
 
-def _run_steps(program: _Program, op: ReduceOp, dtype: DType, registers: Sequence[Array]) -> None:
+def _run_steps(program: FoldPlan, op: ReduceOp, dtype: DType, registers: Sequence[Array]) -> None:
     for left, right, target in program.steps:
         if right is None:
             _widen(dtype, registers[left], registers[target])

@@ -28,20 +28,24 @@ class LaneShares:
         return cls(tuple(tuple(own_lanes(lanes, size, rank)) for rank in range(size)))
 
     @classmethod
-    def keeping(cls, lanes: int, kept: Sequence[Collection[int]]) -> "LaneShares":
-        """Return shares as even as possible in which ranks compute the lanes that they have ``kept``, if they can.
+    def keeping(cls, lanes: int, kept: Sequence[Collection[range]]) -> "LaneShares":
+        """Return shares as even as possible that have in them the pieces whose sums ranks have ``kept``, if they can.
 
-        The ranks that have kept most get the larger shares. Lanes that nobody keeps go where there is room, lowest
-        rank first.
+        A sum is of use only as a whole. The ranks that have kept most get the larger shares. Lanes that nobody keeps go
+        where there is room, lowest rank first.
         """
-        most_first = sorted(range(len(kept)), key=lambda rank: (-len(kept[rank]), rank))
+        amounts = [len(set().union(*pieces)) for pieces in kept]
+        most_first = sorted(range(len(kept)), key=lambda rank: (-amounts[rank], rank))
         parts = (even_part(lanes, len(kept), place) for place in range(len(kept)))
         quota = {rank: part.stop - part.start for rank, part in zip(most_first, parts, strict=True)}
         shares: dict[int, list[int]] = {}
         taken: set[int] = set()
-        for rank, own in enumerate(kept):  # two ranks may have kept the same lane
-            shares[rank] = sorted(set(own) - taken)[: quota[rank]]
-            taken |= set(shares[rank])
+        for rank, pieces in enumerate(kept):  # two ranks may have kept the same lane
+            shares[rank] = []
+            for piece in sorted(pieces, key=lambda each: (-len(each), each.start)):
+                if len(piece) <= quota[rank] - len(shares[rank]) and taken.isdisjoint(piece):
+                    shares[rank] += piece
+                    taken |= set(piece)
         free = iter(lane for lane in range(lanes) if lane not in taken)
         for rank, share in shares.items():
             share += [next(free) for _ in range(quota[rank] - len(share))]
@@ -55,3 +59,19 @@ class LaneShares:
     def pieces(self, rank: int) -> tuple[range, ...]:
         """Return the fewest whole subtrees that the lanes of a rank make."""
         return cover(self.by_rank[rank], self.count)
+
+
+def plan_lanes(own: Sequence[int], kept: Sequence[range]) -> list[range]:
+    """Return what a rank contributes, in order: pieces that it has ``kept``, and each other lane of its ``own``.
+
+    Of pieces that overlap, one contains the others, and is taken.
+    """
+    whole: list[range] = []
+    covered: set[int] = set()
+    for piece in sorted(kept, key=len, reverse=True):
+        if set(piece) <= set(own) - covered:
+            whole.append(piece)
+            covered |= set(piece)
+    return sorted(
+        [*whole, *(range(lane, lane + 1) for lane in own if lane not in covered)], key=lambda each: each.start
+    )

@@ -1,6 +1,7 @@
 """Cutting a length into slices: near-equal parts, the lanes of a rank, cache-sized chunks."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 from phalanx.errors import ConfigError
 
@@ -22,6 +23,11 @@ def even_part(length: int, count: int, index: int) -> slice:
     size, longer = divmod(length, count)
     start = index * size + min(index, longer)
     return slice(start, start + size + (index < longer))
+
+
+def consecutive(lengths: Iterable[int]) -> list[slice]:
+    """Return slices of these lengths, one after another from 0 on."""
+    return [slice(start, stop) for start, stop in itertools.pairwise(itertools.accumulate(lengths, initial=0))]
 
 
 def own_lanes(lanes: int, size: int, rank: int) -> range:

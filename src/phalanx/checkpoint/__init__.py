@@ -4,6 +4,7 @@ from phalanx.checkpoint.contents import Sets, TensorLook, compare_looks, compare
 from phalanx.checkpoint.draft import Sources, write
 from phalanx.checkpoint.labels import Label, locate, parse_label
 from phalanx.checkpoint.reader import Content, read
+from phalanx.checkpoint.remote_shards import RemoteShards
 from phalanx.checkpoint.shard_files import Tensors, collect_spans, find_misfit, list_shards, unite
 from phalanx.checkpoint.store import (
     Checkpoint,
@@ -27,6 +28,7 @@ __all__ = [
     "JoinedTensor",
     "Label",
     "Pace",
+    "RemoteShards",
     "Sets",
     "Sources",
     "TensorLook",

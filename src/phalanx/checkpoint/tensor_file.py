@@ -59,7 +59,7 @@ class JoinedTensor:
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | JoinedTensor], pace: Pace = at_once) -> FileDigest:
     """Write a new file of tensors to the disk. Only one tensor at a time is copied to the CPU."""
-    return write_file(path, _encode(tensors), pace)
+    return write_file(path, encode_tensors(tensors), pace)
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview], pace: Pace = at_once) -> FileDigest:
@@ -114,7 +114,7 @@ def _check_tensor(name: str, found: Any) -> None:  # Any: the library's slices a
         raise ValueError(f"has {name} of a shape that cannot be: it has {len(shape)} dimensions")
 
 
-def _encode(tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> Iterator[bytes | memoryview]:
+def encode_tensors(tensors: Mapping[str, torch.Tensor | JoinedTensor]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file.
 
     The library's own writer needs contiguous copies of all tensors at once, and hides why a write failed.

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 
 from phalanx.buffers import Array
 from phalanx.checkpoint.draft import Draft, draw_number
+from phalanx.checkpoint.remote_shards import RemoteShards
 from phalanx.checkpoint.shard_files import ShardFile
 from phalanx.checkpoint.store import Checkpoint, save
 from phalanx.checkpoint.tensor_file import FileDigest, write_tensors
@@ -43,36 +45,43 @@ def save_together(
     group: SavingGroup,
     *,
     name: str = "optimizer",
+    remote: RemoteShards | None = None,
 ) -> Path:
     """Write a checkpoint whose set ``name`` is in shards, one for each rank, and return its directory.
 
     All ranks call this. Rank 0 also writes the files and facts of its ``checkpoint``; those of other ranks are
-    ignored. The checkpoint is complete when this returns. If a rank cannot write, all ranks raise ConfigError and
-    nothing stays. A rank that dies may leave a draft, which the next call removes.
+    ignored. Rank 0 writes the shards of ranks that are ``remote``, too. The checkpoint is complete when this returns.
+    If a rank cannot write, all ranks raise ConfigError and nothing stays. A rank that dies may leave a draft, which the
+    next call removes.
     """
     if group.size == 1:
         return save(folder, replace(checkpoint, files={**checkpoint.files, name: shard}))
     draft = Draft(folder, checkpoint.step, _agree_on_number(group))
     shard_files = [ShardFile(name, rank, group.size) for rank in range(group.size)]
+    paths = {shard_file.rank: draft.path / str(shard_file) for shard_file in shard_files}
     entries: dict[str, FileDigest] = {}
+    written: dict[int, FileDigest] = {}
 
     def begin() -> None:
         if group.rank == 0:
             draft.begin()
 
-    def write() -> FileDigest:
+    def write() -> dict[int, FileDigest]:
         if group.rank == 0:
             entries.update(draft.write(checkpoint.files, checkpoint.facts))
-        return write_tensors(draft.path / str(shard_files[group.rank]), shard)
+        is_remote = remote and group.rank in remote.ranks
+        return {} if is_remote else {group.rank: write_tensors(paths[group.rank], shard)}
 
     def finish() -> None:
         if group.rank == 0:
-            draft.finish({**entries, **{str(shard_file): entry for shard_file, entry in written.items()}})
+            draft.finish({**entries, **{str(shard_files[rank]): entry for rank, entry in written.items()}})
 
     try:
         _do_all(begin, group, draft)
-        written = dict(zip(shard_files, _do_all(write, group, draft), strict=True))
-        _check_visible(draft, written, group)
+        written |= _do_all(write, group, draft)
+        if remote:
+            written |= _do_all(partial(remote.carry, group.rank, shard, paths), group, draft)
+        _check_visible(draft, paths, written, group)
         _do_all(finish, group, draft)
     finally:
         if group.rank == 0:
@@ -109,21 +118,27 @@ def _agree_on_number(group: SavingGroup) -> int:
     return int(number[0])
 
 
-def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Draft) -> list[FileDigest]:
-    """Call ``act`` on all ranks and return the digests of the files they wrote. If one fails, all raise ConfigError.
+def _do_all(
+    act: Callable[[], Mapping[int, FileDigest] | None], group: SavingGroup, draft: Draft
+) -> dict[int, FileDigest]:
+    """Call ``act`` on all ranks, and return the digests of all files that were written, by the rank of the shard.
 
-    A rank that failed tells the others instead of leaving them waiting, so nobody writes any more when rank 0 removes
-    the draft.
+    If one fails, all raise ConfigError. A rank that failed tells the others instead of leaving them waiting, so nobody
+    writes any more when rank 0 removes the draft.
     """
     table = np.zeros((group.size, 2 + _HASH_BYTES))
     cause: OSError | ConfigError | None = None
     try:
-        if entry := act():
-            table[group.rank, 1:] = [entry.size_bytes, *bytes.fromhex(entry.sha256)]
+        for rank, entry in (act() or {}).items():
+            table[rank, 1:] = [entry.size_bytes, *bytes.fromhex(entry.sha256)]
     except (OSError, ConfigError) as error:
         cause = error
         table[group.rank, 0] = getattr(error, "errno", None) or errno.EIO
     group.all_reduce(table.reshape(-1))
+    if table[:, 0].any():
+        # A rank that was stopped may have got the others' values of an epoch that is over. They do not come a second
+        # time, so it learns that here, before it blames its disk.
+        group.all_reduce(np.zeros(1))
     if isinstance(cause, ConfigError):
         raise cause
     for rank, number in enumerate(table[:, 0].astype(int).tolist()):
@@ -134,16 +149,18 @@ def _do_all(act: Callable[[], FileDigest | None], group: SavingGroup, draft: Dra
             raise ConfigError(f"rank {rank} does not see the {draft.folder} of rank 0: {_ONE_FOLDER}") from cause
         if number:
             raise draft.refusal(OSError(number, os.strerror(number)), rank) from cause
-    return [FileDigest(bytes(row[1:]).hex(), row[0]) for row in table[:, 1:].astype(int).tolist()]
+    rows = enumerate(table[:, 1:].astype(int).tolist())
+    return {rank: FileDigest(bytes(row[1:]).hex(), row[0]) for rank, row in rows if row[0]}
 
 
-def _check_visible(draft: Draft, written: Mapping[ShardFile, FileDigest], group: SavingGroup) -> None:
+def _check_visible(
+    draft: Draft, paths: Mapping[int, Path], written: Mapping[int, FileDigest], group: SavingGroup
+) -> None:
     """Raise ConfigError on all ranks unless rank 0 sees every shard."""
     is_missing = np.zeros(group.size)
     if group.rank == 0:
-        for shard_file, entry in written.items():
-            path = draft.path / str(shard_file)
-            is_missing[shard_file.rank] = not path.exists() or path.stat().st_size != entry.size_bytes
+        for rank, entry in written.items():
+            is_missing[rank] = not paths[rank].exists() or paths[rank].stat().st_size != entry.size_bytes
     group.all_reduce(is_missing)
     for rank in np.flatnonzero(is_missing).tolist():
         raise ConfigError(f"rank {rank}'s shard is not in {draft.folder} of rank 0: {_ONE_FOLDER}")

@@ -1,21 +1,27 @@
 """The ``phalanx`` command: its subcommands, and how errors reach the terminal."""
 
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Annotated
 
 import typer
 
 import phalanx
 from phalanx.cli import bench, checkpoint
+from phalanx.cli.blame import blame
 from phalanx.cli.chaos import chaos
 from phalanx.cli.coordinator import coordinator, join, token
+from phalanx.cli.doctor import doctor
 from phalanx.cli.explain import explain
 from phalanx.cli.generate import generate, reproduce
 from phalanx.cli.gradient_server import gradient_server
+from phalanx.cli.metrics import metrics
 from phalanx.cli.plot import plot
 from phalanx.cli.run import run
 from phalanx.cli.status import status
 from phalanx.cli.streams import standard_streams
+from phalanx.cli.trace import trace
 from phalanx.cli.train import train
 from phalanx.cli.verify import verify
 from phalanx.errors import ConfigError, OutOfResources
@@ -30,7 +36,11 @@ app.command()(train)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(coordinator)
 app.command()(join)
+app.command()(doctor)
 app.command()(status)
+app.command()(blame)
+app.command()(trace)
+app.command()(metrics)
 app.command()(token)
 app.command()(chaos)
 app.command()(explain)
@@ -47,7 +57,7 @@ def main() -> None:
     """Run the command. A bad request or missing package is one line and exit status 2, a lack of resources status 1."""
     with standard_streams():
         try:
-            app(prog_name="phalanx")
+            _make_command()(prog_name="phalanx")
         except ConfigError as error:
             print(f"phalanx: {error}", file=sys.stderr)
             sys.exit(2)
@@ -59,6 +69,11 @@ def main() -> None:
                 raise
             print(f"phalanx: this command needs {error.name}: pip install 'phalanx-train[train]'", file=sys.stderr)
             sys.exit(2)
+
+
+@cache  # typer reads the signatures of all subcommands, and tests call many commands in one process
+def _make_command() -> Callable[..., object]:
+    return typer.main.get_command(app)
 
 
 def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer passes it by position

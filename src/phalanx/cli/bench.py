@@ -10,13 +10,16 @@ import typer
 from phalanx.bench.all_reduce.driver import lacking, measure, versions
 from phalanx.bench.all_reduce.plan import AllReduceSystem, baseline, cells
 from phalanx.bench.commit import measure_commits
+from phalanx.bench.hosts import join as joining
 from phalanx.bench.hosts import plan as between
-from phalanx.bench.hosts.driver import measure_hosts
+from phalanx.bench.hosts.driver import measure_hosts, measure_join
 from phalanx.bench.text import format_time, parse_counts, parse_sizes, parse_systems
 from phalanx.bench.training import checkpoint as savings
 from phalanx.bench.training import step as steps
+from phalanx.bench.training import torch_backend as backends
 from phalanx.bench.training import zero as zeros
 from phalanx.bench.training.driver import Training, describe_machine
+from phalanx.cli.bench_gpu import bench_gpu
 from phalanx.cli.bench_output import errors_told, print_json, print_table, progress
 from phalanx.errors import ConfigError
 from phalanx.transport import usable_cpus
@@ -35,6 +38,7 @@ _Fused = Annotated[bool, typer.Option("--fused", help="Use AdamW(fused=True), no
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 app = typer.Typer(no_args_is_help=True)
+app.command("gpu")(bench_gpu)
 
 
 @app.callback()
@@ -81,11 +85,14 @@ def star(
 @app.command()
 def step(
     ranks: _Ranks = "2",
-    systems: _Systems = "engine,data-parallel,ddp-gloo,no-exchange",
+    systems: _Systems = "engine,engine-gloo,engine-elastic,engine-unguarded,data-parallel,ddp-gloo,no-exchange",
     rounds: _Steps = 30,
     tokens: _Tokens = 64,
     batch: _Batch = 1,
     width: _Width = 384,
+    telemetry: Annotated[
+        str, typer.Option(metavar="on|off|on,off", help="Whether the engine records what ranks do when; or both.")
+    ] = "off",
     *,
     fused: _Fused = False,
     as_json: _AsJson = False,
@@ -94,9 +101,11 @@ def step(
 
     The time of a step is that of its slowest rank; the table has medians. The
     overhead is what a step costs over the same processes without any exchange.
+    The last column compares it with a step that has no digest, guard or vote.
     """
     with errors_told():
-        names = tuple(system.value for system in parse_systems(steps.StepSystem, systems))
+        chosen = steps.choose_telemetry(parse_systems(steps.StepSystem, systems), telemetry)
+        names = tuple(system.value for system in chosen)
         for size in parse_counts(ranks):
             training = Training(
                 systems=names, ranks=size, rounds=rounds, tokens=tokens, batch=batch, width=width, is_fused=fused
@@ -106,7 +115,42 @@ def step(
                 print_json(rows)
             else:
                 lines = [steps.cells(row) for row in rows]
-                print_table(training.describe(rows[0].parameters), steps.HEADINGS, [lines], describe_machine(size))
+                footer = describe_machine(size) + steps.describe_cost(rows)
+                print_table(training.describe(rows[0].parameters), steps.HEADINGS, [lines], footer)
+
+
+@app.command("torch")
+def torch_backend(
+    ranks: _Ranks = "2",
+    sizes: _Sizes = "4KiB,4MiB,64MiB",
+    rounds: _Turns = 20,
+    steps: _Steps = 20,
+    tokens: _Tokens = 64,
+    width: _Width = 384,
+    *,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure torch.distributed over phalanx and over Gloo: all-reduces, and steps of DDP and FSDP2.
+
+    Both backends take turns in one run. The time is that of the slowest rank; the
+    table has medians.
+    """
+    with errors_told():
+        lengths = tuple(parse_sizes(sizes))
+        for size in parse_counts(ranks):
+            task = backends.BackendTask(
+                ranks=size, rounds=rounds, steps=steps, sizes=lengths, width=width, tokens=tokens
+            )
+            rows = backends.measure_backends(task)
+            if as_json:
+                print_json(rows)
+            else:
+                sections = [
+                    [backends.cells(row, rows) for row in section]
+                    for _, section in groupby(rows, lambda row: (row.what, row.bytes))
+                ]
+                title = f"torch.distributed, {size} ranks"
+                print_table(title, backends.HEADINGS, sections, describe_machine(size))
 
 
 @app.command()
@@ -200,6 +244,31 @@ def hosts(
             title = f"{hosts} hosts, ranks on each: {ranks}, {rate}"
             lines = [between.cells(row) for row in rows]
             print_table(title, between.HEADINGS, [lines], describe_machine(hosts * ranks))
+
+
+@app.command()
+def join(
+    donors: Annotated[int, typer.Option(help="How many hosts train before, each with one worker.", min=1)] = 1,
+    megabytes: Annotated[int, typer.Option(help="How much state the worker needs that joins.", min=16)] = 400,
+    rate: Annotated[str, typer.Option(help="How fast each of these hosts sends, as in 100mbit.")] = "1gbit",
+    *,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure how long a worker that joins a run waits until it trains.
+
+    The hosts are made as in `phalanx bench hosts`. The host of the joiner receives as fast as all the others send.
+    The time is that from its admission to its first lane: the state travels, and all workers compare its digest.
+    The line alone would need the time in the table for the bytes of the state.
+    """
+    with errors_told():
+        between.check_size(donors + 1, 1)
+        layers = max(1, round(megabytes * 1e6 / joining.STATE_BYTES_OF_LAYER))
+        row = measure_join(donors, layers, between.parse_rate(rate))
+        if as_json:
+            print_json([row])
+        else:
+            title = f"a worker joins, {donors} hosts at {rate}"
+            print_table(title, joining.HEADINGS, [[joining.cells(row)]], describe_machine(donors + 1))
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
+from phalanx.cli.options import LogDir, Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.cli.reachable import reachable
 from phalanx.cli.streams import go_on_without_output
 from phalanx.cli.train_join import LONGEST_WAIT_S, WORKER, join_training
@@ -18,6 +18,7 @@ from phalanx.errors import ConfigError, ConnectError, MembershipError, ProtocolE
 from phalanx.launch import local
 from phalanx.launch.crew import Signals
 from phalanx.launch.env import parse_over, read_credentials, read_times
+from phalanx.telemetry import RecordCollector
 from phalanx.transport import Credentials, Deadline, format_address, make_token, parse_address
 from phalanx.wire import Address
 
@@ -57,6 +58,13 @@ def coordinator(
             show_default=False,
         ),
     ] = None,
+    telemetry: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write to this folder what workers record that cannot write to the run directory themselves.",
+            show_default=False,
+        ),
+    ] = None,
     patience: Patience = None,
     stall: Stall = None,
     tls_cert: TlsCert = None,
@@ -85,9 +93,20 @@ def coordinator(
         if kept and kept.past.ended is not None:
             raise ConfigError(f"the run in {journal} is over: {kept.past.ended}; name another journal for a new run")
         noted = closing.enter_context(EventLog(events)) if events else None
+        records = RecordCollector(telemetry) if telemetry else None
+        if records:
+            closing.callback(records.close)
         signals = closing.enter_context(Signals())
         serving = closing.enter_context(
-            Coordinator(where.host, where.port, terms=terms, credentials=credentials, journal=kept, events=noted)
+            Coordinator(
+                where.host,
+                where.port,
+                terms=terms,
+                credentials=credentials,
+                journal=kept,
+                events=noted,
+                records=records,
+            )
         )
         _announce(serving.address, credentials, terms)
         while not serving.wait_until_over(_LOOK_S):
@@ -132,6 +151,7 @@ def join(
             help="Without a SCRIPT: copy the data from the machine that started the run, into phalanx-data/.",
         ),
     ] = False,
+    log_dir: LogDir = None,
     token_file: TokenFile = None,
     patience: Annotated[
         float | None,
@@ -154,6 +174,10 @@ def join(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
+    mishaps: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long workers hang when phalanx chaos asks for that.", hidden=True),
+    ] = None,
 ) -> None:
     """Start workers of this machine that join a coordinator's group or run.
 
@@ -181,13 +205,15 @@ def join(
         over=parse_over(over, "--over"),
         patience_s=patience_s,
         stall_s=stall_s,
+        log_dir=log_dir,
     )
     credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
     where = parse_address(address)
     try:
         _wait_for_coordinator(where, credentials)
         if script is None:
-            sys.exit(join_training(program, where, credentials, data, _COPIES if data_from_peers else None))
+            copies = _COPIES if data_from_peers else None
+            sys.exit(join_training(program, where, credentials, data, copies, mishaps))
     except (TransportError, ProtocolError, MembershipError) as error:
         print(f"phalanx join: {error}", file=sys.stderr)
         sys.exit(1)

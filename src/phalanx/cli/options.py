@@ -28,6 +28,14 @@ Stall = Annotated[
         show_default=False,
     ),
 ]
+LogDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-dir",
+        help="Also write the output of each rank to a file of its own here, such as rank-0.log.",
+        show_default=False,
+    ),
+]
 TlsCert = Annotated[Path | None, typer.Option(help="Use TLS: this side's certificate.", show_default=False)]
 TlsKey = Annotated[Path | None, typer.Option(help="The key of that certificate.", show_default=False)]
 TlsCa = Annotated[

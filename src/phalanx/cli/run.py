@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Patience, Stall
+from phalanx.cli.options import LogDir, Patience, Stall
 from phalanx.cli.streams import go_on_without_output
 from phalanx.launch import local
 from phalanx.launch.env import parse_over, read_times
@@ -28,6 +28,7 @@ def run(
     hosts: Annotated[
         int, typer.Option(help="Spread the workers over this many simulated machines, which share no memory.")
     ] = 1,
+    log_dir: LogDir = None,
     patience: Patience = None,
     stall: Stall = None,
 ) -> None:
@@ -52,5 +53,6 @@ def run(
         over=parse_over(over, "--over"),
         patience_s=patience_s,
         stall_s=stall_s,
+        log_dir=log_dir,
     )
     sys.exit(local.run(program))

@@ -12,33 +12,32 @@ import msgspec
 import typer
 
 import phalanx
-from phalanx.cli.options import Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
+from phalanx.cli.options import LogDir, Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.cli.streams import go_on_without_output
 from phalanx.cli.train_alone import train_alone
 from phalanx.cli.train_chaos import describe_chaos, summarize
 from phalanx.cli.train_launch import launch, rewind
 from phalanx.cli.train_show import Display, show_beginning, show_end, show_failure
-from phalanx.cli.train_venue import Venue, check_range, format_proof
+from phalanx.cli.train_venue import Venue, choose_range, format_proof
 from phalanx.coordinator import parse_workers, read_events
 from phalanx.errors import ConfigError
-from phalanx.launch.chaos import parse_chaos, plan_strikes
-from phalanx.launch.env import read_credentials, read_times
+from phalanx.launch.chaos import Mishap, parse_chaos, plan_strikes
+from phalanx.launch.env import Launch, read_credentials, read_outer_launch, read_times
 from phalanx.launch.storm import Weather
 from phalanx.train import require_torch
-from phalanx.train.config import Config, Device, RunConfig, Transport
+from phalanx.train.config import Config, Device, EngineChoice, RunConfig, TorchBackend, Transport
 from phalanx.train.config_text import explain_config, format_config, parse_config
 from phalanx.train.data import Corpus, open_corpus
 from phalanx.train.data_share import DataShare
+from phalanx.train.log import read_steps
 from phalanx.train.machine import memory_bytes
 from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.train.shapes import count_parameters
 from phalanx.transport import parse_address
 
-_GRACE_S = 120.0  # for the current step and a checkpoint
 _CHAOS_STALL_S = 3.0  # workers that are stopped on purpose shall not hold the others up for long
 _MAY_CHANGE = ("run.", "train.steps", "data.path")
 _REFUSED = 2  # the status of a worker that was asked for something impossible
-_STAR_S = 600.0  # how long workers wait for each other
 
 
 def train(
@@ -70,6 +69,17 @@ def train(
             show_default=False,
         ),
     ] = None,
+    engine: Annotated[
+        EngineChoice | None,
+        typer.Option(
+            help="What carries gradients: our own transports (phalanx), or a group of torch.distributed (torch).",
+            show_default=False,
+        ),
+    ] = None,
+    torch_backend: Annotated[
+        TorchBackend | None,
+        typer.Option(help="With --engine torch: its backend; auto is NCCL on GPUs and else Gloo.", show_default=False),
+    ] = None,
     zero: Annotated[
         bool | None,
         typer.Option("--zero/--no-zero", help="Share the optimizer state among workers (ZeRO-1).", show_default=False),
@@ -82,7 +92,10 @@ def train(
             show_default=False,
         ),
     ] = None,
-    device: Annotated[Device | None, typer.Option(help="The device that the model is on.", show_default=False)] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="auto|cpu|cuda|cuda:N", help="The device that the model is on.", show_default=False),
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Where to save the run; by default a new directory under runs/.")
     ] = None,
@@ -103,6 +116,15 @@ def train(
     local: Annotated[
         int | None,
         typer.Option("-n", "--local", help="With --bind: how many workers to start on this machine. Default: MIN."),
+    ] = None,
+    first: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --bind: wait for so many workers at the start, for up to 12 times the patience. Default: those "
+            "of this machine, and at least MIN.",
+            show_default=False,
+        ),
     ] = None,
     coordinator: Annotated[
         str | None,
@@ -128,6 +150,7 @@ def train(
         ),
     ] = None,
     chaos_seed: Annotated[int, typer.Option(help="Seed of the moments and victims of --chaos.")] = 0,
+    log_dir: LogDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only one line of JSON at the end.")] = False,
 ) -> None:
     """Train a byte-level transformer, by default on the source of Python itself.
@@ -146,9 +169,11 @@ def train(
         "train.lanes": lanes,
         "train.seed": seed,
         "run.transport": transport and transport.value,
+        "run.engine": engine and engine.value,
+        "run.torch_backend": torch_backend and torch_backend.value,
         "run.zero": zero,
         "run.paranoid": paranoid,
-        "run.device": device and device.value,
+        **_parse_device(device),
         "run.directory": directory,
     }
     settings = [f"{key}={msgspec.json.encode(value).decode()}" for key, value in given.items() if value is not None]
@@ -165,24 +190,26 @@ def train(
     if show_config:
         print(explain_config(config))
         return
-    if counts and config.run.transport is Transport.STAR:
-        raise ConfigError("a run through a gradient server does not survive failures: leave --chaos out")
-    weather = Weather(plan_strikes(counts, config.train.steps, chaos_seed)) if counts else None
+    _check_fixed(config, {"--chaos": chaos, "--bind": bind, "--coordinator": coordinator})
+    weather = _make_weather(counts, config, chaos_seed) if counts else None
     go_on_without_output()
     require_torch()
+    if outer := read_outer_launch() if config.run.engine is EngineChoice.TORCH else None:
+        _refuse_beside("this launcher, which says how many there are", {"--workers": workers})
+        raise typer.Exit(_train_under(outer, config, old, from_step, as_json=as_json))
     if coordinator is not None:
-        _refuse_beside_coordinator({"--bind": bind, "--local": local, "--workers": workers, "--resume": resume})
+        beside = {"--bind": bind, "--local": local, "--first": first, "--workers": workers, "--resume": resume}
+        _refuse_beside("--coordinator, where this process is one worker of a run", beside | {"--log-dir": log_dir})
         credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
         raise typer.Exit(train_alone(config, parse_address(coordinator), credentials, times))
     venue = None
     if bind is not None:
-        least = config.run.min_workers if least is None else least
         credentials = read_credentials(token_file, tls_cert, tls_key, tls_ca)
         proof = format_proof(token_file, credentials)
-        venue = Venue(parse_address(bind), local or least, credentials, proof, sys.stderr if as_json else sys.stdout)
-        check_range(config, least if local is None else local)
-    elif local is not None:
-        raise ConfigError("--local says how many of the workers start here: pass --bind HOST:PORT too")
+        local, first = choose_range(config, least, local, first)
+        venue = Venue(parse_address(bind), local, first, credentials, proof, sys.stderr if as_json else sys.stdout)
+    else:
+        _refuse_without_bind({"--local": local, "--first": first})
     corpus = open_corpus(config.data)
     _check_device(config)
     _check_memory(config, corpus)
@@ -190,9 +217,9 @@ def train(
     with run.hold(), ExitStack() as stack:
         if venue:
             share = stack.enter_context(DataShare(venue.bind.host, corpus, venue.credentials))
-            venue.describe(config, corpus, secrets.token_hex(8), share)
+            venue.describe(config, corpus, secrets.token_hex(8), run.path, share)
         start = rewind(run, config, corpus, from_step) if old else None
-        status = _run(run, config, corpus, start, times, venue, weather, as_json=as_json)
+        status = _run(run, config, corpus, start, times, venue, weather, log_dir, as_json=as_json)
     raise typer.Exit(status)
 
 
@@ -204,6 +231,7 @@ def _run(
     times: tuple[float | None, float | None],
     venue: Venue | None,
     weather: Weather | None,
+    log_dir: Path | None,
     *,
     as_json: bool,
 ) -> int:
@@ -211,9 +239,9 @@ def _run(
         show_beginning(run, config, corpus, start)
     logged_bytes = _count_bytes(run.steps)
     with Display(run, config, start or 0, is_silent=as_json):
-        status = launch(run, config, corpus, start, times, venue, weather)
+        status = launch(run, config, corpus, start, times, venue, weather, log_dir)
     if weather:
-        chaos = summarize(weather, list(read_events(run.events)))
+        chaos = summarize(weather, list(read_events(run.events)), read_steps(run.steps) if run.steps.exists() else [])
         run.write_chaos(chaos)
         if not as_json:
             print(describe_chaos(chaos))
@@ -226,11 +254,36 @@ def _run(
     return 1 if status in (0, _REFUSED) else status
 
 
-def _refuse_beside_coordinator(options: Mapping[str, object]) -> None:
+def _make_weather(counts: Mapping[Mishap, int], config: Config, seed: int) -> Weather:
+    if counts.get(Mishap.PARTITION):
+        raise ConfigError("a partition needs several hosts: leave it out, or use phalanx chaos --hosts 2")
+    return Weather(plan_strikes(counts, config.train.steps, seed))
+
+
+def _refuse_without_bind(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value is not None:
-            words = f"{name} makes no sense with --coordinator, where this process is one worker of a run"
-            raise ConfigError(f"{words}: leave one of them out")
+            raise ConfigError(f"{name} says how many of the workers start here, or first: pass --bind HOST:PORT too")
+
+
+def _train_under(outer: Launch, config: Config, old: RunDir | None, from_step: int | None, *, as_json: bool) -> int:
+    from phalanx.cli.train_torch import train_under  # noqa: PLC0415 - it imports torch, which takes seconds
+
+    return train_under(outer, config, old, from_step, as_json=as_json)
+
+
+def _check_fixed(config: Config, options: Mapping[str, object]) -> None:
+    """Refuse options that are for members that change, if the members of this run cannot change."""
+    if config.run.transport is Transport.STAR:
+        _refuse_beside("--transport star, where a run does not survive failures", {"--chaos": options["--chaos"]})
+    if config.run.engine is EngineChoice.TORCH:
+        _refuse_beside("--engine torch, where a run ends with the first worker that is lost", options)
+
+
+def _refuse_beside(what: str, options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{name} makes no sense with {what}: leave one of them out")
 
 
 def _count_bytes(file: Path) -> int:
@@ -258,11 +311,21 @@ def _reopen(path: Path, settings: list[str], config_file: Path | None) -> RunDir
     return RunDir.open(path)
 
 
+def _parse_device(text: str | None) -> dict[str, object]:
+    """Return what ``--device cuda:1`` sets."""
+    if text is None:
+        return {}
+    name, _, number = text.partition(":")
+    if name not in {each.value for each in Device} or (number and (name != "cuda" or not number.isdecimal())):
+        raise ConfigError(f"--device is auto, cpu, cuda, or one GPU such as cuda:1, not {text!r}")
+    return {"run.device": name, "run.gpu": int(number) if number else None}
+
+
 def _check_device(config: Config) -> None:
     if config.run.device is Device.CUDA:
         from phalanx.train.loop import choose_device  # noqa: PLC0415 - it imports torch, which takes seconds
 
-        choose_device(config.run.device)
+        choose_device(config.run.device, config.run.gpu)
 
 
 def _check_memory(config: Config, corpus: Corpus) -> None:

@@ -43,7 +43,7 @@ def train_alone(config: Config, where: Address, credentials: Credentials, times:
     if known is None and shared.steps.exists():
         words = f"{shared.path} has the steps of another run"
         raise ConfigError(f"{words}: name another directory, or continue that run with phalanx train --resume")
-    own = describe_here(config, corpus, shared.read_word())
+    own = describe_here(config, corpus, shared.read_word(), shared.path)
     facts = ask_about(where, Deadline.after(_ANSWER_S), credentials, encode_description(own))
     theirs = decode_description(facts or b"")
     check_same(own, theirs)
@@ -55,24 +55,21 @@ def train_alone(config: Config, where: Address, credentials: Credentials, times:
         else:
             folder = stack.enter_context(TemporaryDirectory(prefix="phalanx-train-"))
             run = RunDir.create(Path(folder, "run"), format_config(config), _facts(config))
-        patience_s, stall_s = times
-        launch = Launch(
-            rank=None,
-            size=None,
-            job="",
-            coordinator=(where,),
-            credentials=credentials,
-            patience_s=patience_s,
-            stall_s=stall_s,
-        )
-        return _work(run, config, launch, can_keep=can_keep)
+        launch = Launch.joining(where, credentials, times)
+        return _work(run, config, launch, "" if can_keep else theirs.directory, can_keep=can_keep)
 
 
-def _work(run: RunDir, config: Config, launch: Launch, *, can_keep: bool) -> int:
+def _work(run: RunDir, config: Config, launch: Launch, home: str, *, can_keep: bool) -> int:
     from phalanx.cli.train_work import work  # noqa: PLC0415 - it imports torch, which takes seconds
 
     try:
-        if not work(run, launch=launch, can_keep=can_keep, conclude=lambda: show_end(run, config, None, as_json=False)):
+        if not work(
+            run,
+            launch=launch,
+            can_keep=can_keep,
+            home=home,
+            conclude=lambda: show_end(run, config, None, as_json=False),
+        ):
             return LEFT
     except PhalanxError as error:
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)

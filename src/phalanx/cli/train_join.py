@@ -1,6 +1,7 @@
 """Training in the run of somebody else: what ``phalanx join`` does without a script."""
 
 import signal
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -38,11 +39,17 @@ GRACE_S = 120.0
 
 
 def join_training(
-    program: local.Program, where: Address, credentials: Credentials, data: Path | None, copies: Path | None
+    program: local.Program,
+    where: Address,
+    credentials: Credentials,
+    data: Path | None,
+    copies: Path | None,
+    mishaps_s: float | None = None,
 ) -> int:
     """Train in the run of the coordinator at ``where`` with workers of this machine, and return the exit status.
 
-    ``data`` is where the data is on this machine, and ``copies`` the folder to copy it to if it is to be copied.
+    ``data`` is where the data is on this machine, and ``copies`` the folder to copy it to if it is to be copied. The
+    workers let mishaps happen if ``mishaps_s`` says how long they then hang.
     """
     require_torch()
     theirs = wait_for_description(where, credentials)
@@ -56,19 +63,14 @@ def join_training(
     facts = environment(version=phalanx.__version__, threads=theirs.threads, device=theirs.device)
     with TemporaryDirectory(prefix="phalanx-join-") as folder:
         run = RunDir.create(Path(folder, "run"), format_config(config), facts)
-        guest = replace(
-            program, arguments=(str(run.path), "--guest"), grace_s=GRACE_S, stop_signal=signal.SIGTERM, may_leave=True
+        arguments = (
+            str(run.path),
+            "--guest",
+            theirs.directory,
+            *([] if mishaps_s is None else ["--mishaps", f"{mishaps_s}"]),
         )
-        member = Launch(
-            rank=None,
-            size=None,
-            job="",
-            coordinator=(where,),
-            over=program.over,
-            patience_s=program.patience_s,
-            stall_s=program.stall_s,
-            credentials=credentials,
-        )
+        guest = replace(program, arguments=arguments, grace_s=GRACE_S, stop_signal=signal.SIGTERM, may_leave=True)
+        member = Launch.joining(where, credentials, (program.patience_s, program.stall_s), program.over)
         more = f"{program.workers} more worker{'s' if program.workers > 1 else ''}"
         print(f"data   {corpus.describe()}\nrun    that of {format_address(where)}, {more}", flush=True)
         return local.supervise(
@@ -97,12 +99,14 @@ def wait_for_description(where: Address, credentials: Credentials) -> RunDescrip
         time.sleep(_NAP_S)
 
 
-def describe_here(config: Config, corpus: Corpus, run: str) -> RunDescription:
-    """Return what this machine would train."""
+def describe_here(config: Config, corpus: Corpus, run: str, directory: Path | None = None) -> RunDescription:
+    """Return what this machine would train, and in which ``directory`` it would save that."""
     from phalanx.train.loop import choose_device  # noqa: PLC0415 - it imports torch, which takes seconds
 
     device = choose_device(config.run.device).type
-    return describe_run(config, corpus, run=run, version=phalanx.__version__, device=device)
+    described = describe_run(config, corpus, run=run, version=phalanx.__version__, device=device)
+    where = f"{directory.resolve()} on {socket.gethostname()}" if directory else ""
+    return msgspec.structs.replace(described, directory=where)
 
 
 def _localize(theirs: RunDescription, data: Path | None) -> Config:

@@ -1,11 +1,12 @@
 """Starts the workers of ``phalanx train``, and keeps them going."""
 
-import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from phalanx.cli.reachable import reachable
 from phalanx.cli.train_venue import Venue
@@ -15,10 +16,12 @@ from phalanx.gradient_server import GradientServer
 from phalanx.group import Over
 from phalanx.launch import local
 from phalanx.launch.env import LOOPBACK, Launch
+from phalanx.launch.mishaps import AWAY
 from phalanx.launch.running_coordinator import RunningCoordinator
-from phalanx.launch.storm import Storm, Victims, Weather
+from phalanx.launch.storm import OneHost, Storm, Weather, Workers
+from phalanx.launch.supervision import STOP_SIGNAL
 from phalanx.train import log
-from phalanx.train.config import Config, Transport
+from phalanx.train.config import Config, EngineChoice, Transport
 from phalanx.train.config_text import format_config
 from phalanx.train.data import Corpus
 from phalanx.train.log import StepCounter
@@ -28,7 +31,6 @@ from phalanx.wire import Address
 
 _GRACE_S = 120.0  # for the current step and a checkpoint
 _STAR_S = 600.0  # how long workers wait for each other
-_AWAY = 1.5  # times the stall time: so long a worker is stopped or hangs when that is asked for
 _MOST_LOSSES = 3  # of all workers at once, without a checkpoint between
 
 Times = tuple[float | None, float | None]
@@ -42,10 +44,12 @@ def launch(
     times: Times,
     venue: Venue | None = None,
     weather: Weather | None = None,
+    log_dir: Path | None = None,
 ) -> int:
     """Train with workers of this machine, and return the exit status. ``start`` is the checkpoint to begin with.
 
-    Workers of other machines can join in if there is a ``venue``. ``weather`` is what shall happen to the workers.
+    Workers of other machines can join in if there is a ``venue``. ``weather`` is what shall happen to the workers. With
+    ``log_dir``, their output is also written there.
     """
     credentials = venue.credentials if venue else Credentials(make_token().encode())
     run.fence.unlink(missing_ok=True)  # epochs are counted from 1 again
@@ -57,12 +61,17 @@ def launch(
         patience_s=times[0],
         stall_s=times[1],
         grace_s=_GRACE_S,
-        stop_signal=signal.SIGUSR1,  # the STOP_SIGNAL of workers
+        stop_signal=STOP_SIGNAL,
         has_ranks=config.run.transport is not Transport.STAR,
+        log_dir=log_dir,
     )
     if config.run.transport is Transport.STAR:
         with _star(config, credentials) as star:
             arguments = *_arguments(run, start), *star
+            return local.run(replace(program, arguments=arguments), credentials)
+    if config.run.engine is EngineChoice.TORCH:
+        with TemporaryDirectory(prefix="phalanx-train-") as folder:
+            arguments = *_arguments(run, start), "--store", f"{folder}/store"
             return local.run(replace(program, arguments=arguments), credentials)
     losses, last = 0, start
     while True:
@@ -107,37 +116,29 @@ def _launch_elastic(
     weather: Weather | None,
 ) -> local.Ending:
     run.journal.unlink(missing_ok=True)
-    away_s = _AWAY * Terms.exactly(None, stall_s=program.stall_s).stall_s
+    away_s = AWAY * Terms.exactly(None, stall_s=program.stall_s).stall_s
     mishaps = ("--mishaps", f"{away_s}") if weather else ()
-    first = max(program.workers, config.run.min_workers)
+    first = venue.first if venue else max(program.workers, config.run.min_workers)
     options = ["--workers", f"{config.run.min_workers}:{config.run.workers}", "--first", f"{first}"]
     options += ["--journal", str(run.journal), "--events", str(run.events)]
+    options += ["--telemetry", str(run.telemetry)] if config.run.telemetry else []
     options += [] if program.patience_s is None else ["--patience", f"{program.patience_s}"]
     options += [] if program.stall_s is None else ["--stall", f"{program.stall_s}"]
     bind = venue.bind if venue else Address(LOOPBACK, 0)
-    with RunningCoordinator(bind, options, credentials, run.coordinator_log) as coordinator:
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(RunningCoordinator(bind, options, credentials, run.coordinator_log))
+        where = reachable(coordinator.address)
+        stack.enter_context(run.announce(format_address(where)))
         if venue:
             venue.open(coordinator.address)
-        member = Launch(
-            rank=None,
-            size=None,
-            job="",
-            coordinator=(reachable(coordinator.address),),
-            over=program.over,
-            credentials=credentials,
-        )
+        member = Launch.joining(where, credentials, (None, None), program.over)
 
-        def rage(victims: Victims) -> AbstractContextManager[object]:
+        def rage(workers: Workers) -> AbstractContextManager[object]:
             if weather is None:
                 return nullcontext()
-            return Storm(
-                weather,
-                victims,
-                lambda: coordinator.pid,
-                StepCounter(run.steps).count,
-                away_s=away_s,
-                is_shared=config.run.zero,
-            )
+            victims = OneHost(workers, lambda: coordinator.pid)
+            count_steps = StepCounter(run.steps).count
+            return Storm(weather, victims, count_steps, away_s=away_s, is_shared=config.run.zero)
 
         return local.supervise(
             replace(program, arguments=(*_arguments(run, start), *mishaps)),
@@ -165,10 +166,7 @@ def _arguments(run: RunDir, start: int | None) -> tuple[str, ...]:
 
 @contextmanager
 def _star(config: Config, credentials: Credentials) -> Iterator[list[str]]:
-    """Run a gradient server if the config wants one, and yield the workers' arguments for it."""
-    if config.run.transport is not Transport.STAR:
-        yield []
-        return
+    """Run a gradient server, and yield the workers' arguments for it."""
     with GradientServer(
         workers=config.run.workers, lanes=config.train.lanes, credentials=credentials, timeout_s=_STAR_S
     ) as server:

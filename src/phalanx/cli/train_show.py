@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phalanx.train.config import Config
+from phalanx.train.config import Config, EngineChoice
 from phalanx.train.data import Corpus
 from phalanx.train.record import StepRecord
 from phalanx.train.rundir import RunDir
@@ -31,7 +31,8 @@ def show_beginning(run: RunDir, config: Config, corpus: Corpus, start: int | Non
     blocks = f"{config.model.layers} block{'s' if config.model.layers > 1 else ''}"
     print(f"model  {blocks} of width {config.model.width}, {goal} of {train.batch} sequences")
     sharing = ", which share the optimizer" if config.run.zero and number > 1 else ""
-    print(f"run    {run.path}, {workers}{sharing}, {train.lanes} lanes", flush=True)
+    over = " over torch.distributed" if config.run.engine is EngineChoice.TORCH else ""
+    print(f"run    {run.path}, {workers}{sharing}{over}, {train.lanes} lanes", flush=True)
 
 
 def show_end(run: RunDir, config: Config, start: int | None, *, as_json: bool) -> bool:

@@ -26,24 +26,28 @@ _LOOK_S = 2.0
 class Venue:
     """The address at which the coordinator of a run listens, and how many workers start on this machine.
 
-    ``proof`` are the options with which others prove themselves. How to join is printed to ``out``.
+    The run begins when the ``first`` workers are there. ``proof`` are the options with which others prove themselves.
+    How to join is printed to ``out``.
     """
 
-    def __init__(self, bind: Address, local: int, credentials: Credentials, proof: Sequence[str], out: TextIO) -> None:
+    def __init__(
+        self, bind: Address, local: int, first: int, credentials: Credentials, proof: Sequence[str], out: TextIO
+    ) -> None:
         if credentials.token is None and not is_loopback(bind.host):
             words = f"{format_address(bind)} is reachable from other machines, and without a token anybody could join"
             raise ConfigError(f"{words}: make one with `phalanx token > FILE` and pass --token-file FILE")
         self.bind = bind
         self.local = local
+        self.first = first
         self.credentials = credentials
         self._proof = list(proof)
         self._out = out
         self._facts = b""
         self._is_announced = False
 
-    def describe(self, config: Config, corpus: Corpus, run: str, share: DataShare) -> None:
+    def describe(self, config: Config, corpus: Corpus, run: str, directory: Path, share: DataShare) -> None:
         """Find out what to tell those who want to join. They can get the data from ``share``."""
-        described = describe_here(config, corpus, run)
+        described = describe_here(config, corpus, run, directory)
         offers = (format_address(reachable(share.address)),)
         self._facts = encode_description(msgspec.structs.replace(described, offers_data=offers))
 
@@ -65,16 +69,24 @@ class Venue:
         return True
 
 
-def check_range(config: Config, local: int) -> None:
-    """Raise ConfigError if a run on several machines makes no sense."""
+def choose_range(config: Config, least: int | None, local: int | None, first: int | None) -> tuple[int, int]:
+    """Return how many workers start on this machine, and with how many the run begins.
+
+    ``least`` is the MIN of ``--workers``, and the others are options. What makes no sense is a ConfigError.
+    """
+    least = config.run.min_workers if least is None else least
+    local = least if local is None else local
+    first = max(local, config.run.min_workers) if first is None else first
     if not 1 <= local <= config.run.workers:
         words = f"{local} workers on this machine are not within 1 to {config.run.workers}, the most of the run"
         raise ConfigError(f"{words}: pass another --local, or more --workers")
-    if config.run.zero:
-        raise ConfigError("workers that share the optimizer cannot come and go: pass --no-zero, or leave out --bind")
+    if not config.run.min_workers <= first <= config.run.workers:
+        words = f"a run of {config.run.min_workers} to {config.run.workers} workers cannot begin with {first}"
+        raise ConfigError(f"{words}: pass another --first, or leave it out")
     if config.run.transport in (Transport.STAR, Transport.ARENA):
         name = config.run.transport.value
         raise ConfigError(f"workers of several machines cannot use --transport {name}: pass auto or tcp")
+    return local, first
 
 
 def format_proof(token_file: Path | None, credentials: Credentials) -> list[str]:

@@ -1,25 +1,30 @@
 """What a worker of ``phalanx train`` does: join the others, train with them, and save the run."""
 
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from types import FrameType
 
 import torch
 
 import phalanx
+from phalanx.cli.torch_group import choose_own_device, join_torch
 from phalanx.errors import ConfigError, NonFiniteGradient
 from phalanx.gradient_server import WorkerClient
 from phalanx.group import ElasticRun, enlist
 from phalanx.launch.connect import enter_run, make_join
 from phalanx.launch.env import Launch, read_launch
 from phalanx.launch.rank_channel import tell_rank
+from phalanx.launch.supervision import STOP_SIGNAL
+from phalanx.launch.torch_env import read_local_rank
 from phalanx.parallel import Exchange, StarExchange
+from phalanx.telemetry import OFF, Recorder, RecordWriter, recording
 from phalanx.train.bundle import write_bundle
 from phalanx.train.checkpoint import Checkpoint, RunFacts, load_for_resume, parse_facts
-from phalanx.train.config import Config, Transport
+from phalanx.train.config import Config, EngineChoice, Transport
 from phalanx.train.data import open_corpus
 from phalanx.train.keeper import Keeper
 from phalanx.train.loop import Trainer, choose_device, make_model
@@ -28,10 +33,7 @@ from phalanx.train.rundir import RunDir, environment, read_config
 from phalanx.wire import Address
 
 _TIMEOUT_S = 600.0
-
-
-STOP_SIGNAL = signal.SIGUSR1
-"""Asks all workers to save a checkpoint and stop. ``phalanx train`` sends it; SIGTERM asks one worker to leave."""
+_log = logging.getLogger("phalanx")
 
 
 class Request:
@@ -55,31 +57,45 @@ def work(
     star: Address | None = None,
     launch: Launch | None = None,
     *,
+    config: Config | None = None,
+    store: str | None = None,
     can_keep: bool = True,
+    home: str = "",
     conclude: Callable[[], object] = lambda: None,
 ) -> bool:
     """Train to the end, or until somebody asks to stop. Return False if this worker left and the others go on.
 
     ``star`` is the address of the gradient server, if any, and ``launch`` how to join, by default as the environment
-    says. A worker that ``can_keep`` sees the directory of the run; for any other one ``run`` is only a place for a
-    config. The worker that has written the result calls ``conclude``.
+    says. ``config`` is by default that of the run. ``store`` is the file by which workers over torch.distributed find
+    each other; without it, their launcher says where they meet. A worker that ``can_keep`` sees the directory of the
+    run; for any other one ``run`` is only a place for a config, and ``home`` says where the directory is. The worker
+    that has written the result calls ``conclude``.
     """
-    config = read_config(run.config)
+    config = config or read_config(run.config)
     torch.set_num_threads(config.run.threads_per_worker)
-    device = choose_device(config.run.device)
-    torch.use_deterministic_algorithms(device.type == "cuda")  # on a CPU everything used here is deterministic
+    is_torch = config.run.engine is EngineChoice.TORCH
+    if is_torch:
+        device = choose_own_device(config, is_local=store is not None)
+    else:
+        device = choose_device(config.run.device, config.run.gpu, read_local_rank())
+    _use(device)
     corpus = open_corpus(config.data)
     start = None if from_step is None else load_for_resume(run.checkpoints, from_step, config.model)
     launch = launch or read_launch()
     assert launch, "a launcher has started this worker"
-    with _join(config, star, start, corpus.vocabulary, launch, can_keep=can_keep) as exchange:
+    if is_torch:
+        joining: AbstractContextManager[Exchange | ElasticRun] = join_torch(config, device, launch, store)
+    else:
+        joining = _join(config, star, start, corpus.vocabulary, launch, can_keep=can_keep)
+    with joining as exchange, _recording(run, config, exchange, can_keep=can_keep) as records:
         stop, leave = Request(STOP_SIGNAL), Request(signal.SIGTERM)
-        trainer = Trainer(config, corpus, exchange, device, start)
+        trainer = Trainer(config, corpus, exchange, device, start, records.recorder)
         if trainer.exchange.rank == 0 and can_keep:
             run.record(environment(version=phalanx.__version__, threads=torch.get_num_threads(), device=device.type))
         facts = parse_facts(start.facts) if start else None
         best = facts.best if isinstance(facts, RunFacts) else None
-        with Keeper(run, config, corpus, exchange, best) as keeper:
+        saved = start.step if start else 0
+        with Keeper(run, config, corpus, exchange, best, saved=saved, home=home, records=records) as keeper:
             try:
                 is_elastic = isinstance(exchange, ElasticRun)
                 is_over = trainer.run(
@@ -96,6 +112,17 @@ def work(
             return is_over
 
 
+def _use(device: torch.device) -> None:
+    """Prepare this process for its device. On a CPU everything used here is deterministic."""
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(False)
+        return
+    torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    _log.info("on %s, one of %d: %s", device, torch.cuda.device_count(), torch.cuda.get_device_name(device))
+
+
 def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
     try:
         where = write_bundle(run, trainer, error)
@@ -103,6 +130,17 @@ def _bundle(run: RunDir, trainer: Trainer, error: NonFiniteGradient) -> None:
         print(f"the lane cannot be saved for phalanx reproduce: {refusal}", file=sys.stderr)
     else:
         print(f"to look into it: phalanx reproduce {where}", file=sys.stderr)
+
+
+def _recording(
+    run: RunDir, config: Config, exchange: Exchange | ElasticRun, *, can_keep: bool
+) -> AbstractContextManager[RecordWriter]:
+    """Record what this worker does: in the directory of the run, or by way of the coordinator, which sees it."""
+    if config.run.telemetry and can_keep:
+        return recording(run.telemetry)
+    if config.run.telemetry and isinstance(exchange, ElasticRun):
+        return RecordWriter(Recorder(), exchange.send_records)
+    return RecordWriter(OFF, lambda _: None)
 
 
 @contextmanager

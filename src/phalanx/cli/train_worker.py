@@ -27,13 +27,16 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--from-step", type=int)
     parser.add_argument("--star", type=parse_address)
-    parser.add_argument("--guest", action="store_true", help="cannot keep the run: its directory is elsewhere")
+    parser.add_argument("--store", help="the file by which workers over torch.distributed find each other")
+    parser.add_argument("--guest", metavar="DIRECTORY", help="cannot keep the run: its directory is elsewhere, there")
     parser.add_argument("--mishaps", type=float, metavar="SECONDS", help="how long to hang when that is asked for")
     given = parser.parse_args()
     if given.mishaps is not None:
         allow_mishaps(given.mishaps)
     try:
-        if not work(RunDir.open(given.run), given.from_step, given.star, can_keep=not given.guest):
+        run = RunDir.open(given.run)
+        can_keep, home = given.guest is None, given.guest or ""
+        if not work(run, given.from_step, given.star, store=given.store, can_keep=can_keep, home=home):
             sys.exit(LEFT)
     except PhalanxError as error:
         if isinstance(error, JoinRefused) and "the run is over" in str(error):

@@ -7,6 +7,7 @@ from phalanx.collectives.lanes import Finish, LaneFold, blocks_added, blocks_add
 from phalanx.collectives.plan import Plan, Receive, Round, Send, Then
 from phalanx.collectives.run import LinkRunner, tell_all
 from phalanx.collectives.shared import ArenaRunner
+from phalanx.collectives.tagged import TaggedMessages
 from phalanx.collectives.team import Team
 from phalanx.collectives.topology import Topology
 
@@ -23,6 +24,7 @@ __all__ = [
     "Receive",
     "Round",
     "Send",
+    "TaggedMessages",
     "Team",
     "Then",
     "Topology",

@@ -207,6 +207,9 @@ class LinkRunner:
                 ready = wait_for_links(full, missing, call.deadline, self.epoch)
                 if not ready:
                     self._give_up(waiting_for, call)
+            came = tuple(each.link.peer for each in receiving if each.link in ready)
+            if came and came != waiting_for:
+                self.epoch.begin_wait(Wait(came, call, call.group, call.sequence))  # the wait that ends was for these
         for each in receiving:
             if each.link in ready:
                 each.is_blocked = False

@@ -18,6 +18,9 @@ from phalanx.wire import Signature
 _REMEMBERED = 256
 """How many agreements are kept. A training step has one for each bucket."""
 
+SMALL_BYTES = 1 << 18
+"""If all ranks' buffers together are no longer, each rank folds all of them: that costs less than to meet again."""
+
 
 class ArenaRunner:
     """Carries out collectives for one rank in the arena of its host."""
@@ -26,11 +29,15 @@ class ArenaRunner:
         self.arena = arena
         self._epoch = epoch
         self._agreements: dict[tuple[bytes, ...], Agreement] = {}
+        self._small: dict[tuple[DType, int], tuple[list[Array], list[Array]]] = {}  # staging by type and length
 
     def all_reduce(self, call: Call, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
         """Write the reduction of all sources into every target. A target that all ranks share is written once."""
         pool = self.arena.pool
         location, shared = pool.locate(source), pool.locate_shared(target)
+        if source.nbytes * self.arena.size <= SMALL_BYTES:
+            self._all_reduce_small(call, source, target, op, dtype, location if shared else None, shared)
+            return
         staging = None if location else self._stage(source, None, dtype)
         agreement = self.open(call, location, shared)
         if agreement.needs_no_copy:
@@ -184,6 +191,48 @@ class ArenaRunner:
         """Let the others read all of ``source``, of which this rank folds its own part."""
         whole = [(slice(0, len(source)),)] * self.arena.size
         return Staging(self.arena, dtype, whole, source, location, keeps_own_part=True)
+
+    def _all_reduce_small(
+        self,
+        call: Call,
+        source: Array,
+        target: Array,
+        op: ReduceOp,
+        dtype: DType,
+        location: Location | None,
+        shared: tuple[int, int] | None,
+    ) -> None:
+        """Have every rank fold all sources by itself, so that the ranks meet only once."""
+        buffers = self._small_buffers(dtype, len(source))
+        if not location:
+            np.copyto(buffers[self.arena.index], source)
+        agreement = self.open(call, location, shared)
+        if agreement.needs_no_copy:
+            self._fold_once(agreement, source, target, op, dtype)
+            self.meet(call)
+        elif agreement.has_direct:  # others still read the buffers into which this rank may write the result
+            posts = enumerate(agreement.posts)
+            inputs = [self.read(i, post, len(source), dtype) if post.source else buffers[i] for i, post in posts]
+            inputs[self.arena.index] = source
+            result = np.empty_like(target)
+            fold(op, dtype, inputs, result)
+            self.meet(call)
+            np.copyto(target, result)
+        else:
+            fold(op, dtype, buffers, target)
+
+    def _small_buffers(self, dtype: DType, length: int) -> list[Array]:
+        """Return the staging buffers of all ranks for one call, cut to a length."""
+        arena, found = self.arena, self._small.get((dtype, length))
+        if found is None:
+            if len(self._small) == _REMEMBERED:
+                self._small.clear()
+            first, second = (
+                [arena.staging(index, half)[: length * dtype.itemsize].view(dtype.numpy) for index in range(arena.size)]
+                for half in range(2)
+            )
+            found = self._small[dtype, length] = first, second
+        return found[arena.next_half()]
 
     def _fold_once(self, agreement: Agreement, source: Array, target: Array, op: ReduceOp, dtype: DType) -> None:
         """Fold this rank's part of all sources straight into the shared target."""

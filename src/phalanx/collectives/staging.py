@@ -12,7 +12,7 @@ import numpy as np
 
 from phalanx.buffers import Array, DType, even_part
 from phalanx.collectives.plan import length_of
-from phalanx.transport import HALF_BYTES, Arena, Location, Post
+from phalanx.transport import Arena, Location, Post
 
 Parts = Sequence[slice]
 Work = Callable[[slice, int], None]
@@ -120,9 +120,9 @@ class Staging:
         return found.view(self.dtype.numpy)
 
     def _chunk_length(self) -> int:
-        """Return how many elements of every part fit into a staging buffer together."""
+        """Return how many elements of every part fit into a chunk together."""
         most = max(map(len, self._parts))
-        return max(1, HALF_BYTES // (self.dtype.itemsize * max(1, most)))
+        return max(1, self._arena.chunk_bytes // (self.dtype.itemsize * max(1, most)))
 
     def _copy(self, begin: int) -> None:
         """Copy the chunk that begins at ``begin``, of every part, into this rank's staging buffer."""

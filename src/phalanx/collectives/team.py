@@ -1,11 +1,11 @@
 """One rank with its links and its arena: it picks the way for each collective and carries it out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from phalanx.buffers import Array, DType, ReduceOp, even_parts, finish, widen
+from phalanx.buffers import Array, DType, ReduceOp, consecutive, even_parts, finish, widen
 from phalanx.collectives import direct, pair, ring, tree
 from phalanx.collectives.call import Call
 from phalanx.collectives.choose import Algorithm, Choice, choose
@@ -14,6 +14,7 @@ from phalanx.collectives.layered import SMALL_BYTES, Layered
 from phalanx.collectives.plan import Plan, Receive, Round, Send
 from phalanx.collectives.run import LinkRunner
 from phalanx.collectives.shared import ArenaRunner
+from phalanx.collectives.tagged import TaggedMessages
 from phalanx.collectives.topology import Topology
 from phalanx.transport import Arena, Epoch, Link, allocate_pages
 from phalanx.wire import Collective
@@ -39,11 +40,13 @@ class Team:
         inbound: Mapping[int, Link],
         arena: Arena | None,
         epoch: Epoch,
+        tagged: TaggedMessages,
         *,
         has_two_cpus: bool = False,
         is_crowded: bool = False,
     ) -> None:
         self._is_crowded = is_crowded
+        self.tagged = tagged
         self.rank = rank
         self.names = names
         self.size = topology.size
@@ -56,6 +59,14 @@ class Team:
         self.arena = ArenaRunner(arena, epoch) if arena else None
         self._in_arena = self.arena if topology.is_one_host else None  # then links have nothing to do
         self._layered = Layered(topology, self.links, self.arena)
+
+    def watch(self, on_death: Callable[[int], None]) -> None:
+        """From now on, call ``on_death`` with the number of a rank of this host whose process has died.
+
+        This may not notice every death: the ranks watch each other in a circle. The coordinator notices all of them.
+        """
+        if self.arena:
+            self.arena.arena.watch(on_death)
 
     def choose(self, collective: Collective, nbytes: int) -> Choice:
         """Return how a collective over ``nbytes`` would be carried out, and why."""
@@ -130,22 +141,23 @@ class Team:
         """Make each block of every array equal to its owner's."""
         self._layered.broadcast_blocks(call, array, blocks, owners)
 
-    def gather(self, call: Call, source: Array, target: Array | None) -> None:
-        """Put the sources, one after another, into the root's target."""
-        root, count = call.signature.root or 0, len(source)
-        parts = [slice(rank * count, (rank + 1) * count) for rank in range(self.size)]
+    def gather(self, call: Call, source: Array, target: Array | None, lengths: Sequence[int] | None = None) -> None:
+        """Put the sources, one after another, into the root's target; without ``lengths`` they are equally long."""
+        root = call.signature.root or 0
+        parts = consecutive([len(source)] * self.size if lengths is None else lengths)
         if self._in_arena:
             wanted = [] if target is None else [(rank, 0, target[part]) for rank, part in enumerate(parts)]
-            self._in_arena.exchange(call, source, [(slice(0, count),)] * self.size, wanted, call.signature.dtype)
+            whole = [(slice(0, part.stop - part.start),) for part in parts]
+            self._in_arena.exchange(call, source, whole, wanted, call.signature.dtype)
             return
         if target is not None:
             np.copyto(target[parts[root]], source)
         self._run(direct.gather(self.rank, root, parts), call, source, source if target is None else target)
 
-    def scatter(self, call: Call, source: Array | None, target: Array) -> None:
-        """Cut the root's source into equal parts and put part r into the target of rank r."""
-        root, count = call.signature.root or 0, len(target)
-        parts = [slice(rank * count, (rank + 1) * count) for rank in range(self.size)]
+    def scatter(self, call: Call, source: Array | None, target: Array, lengths: Sequence[int] | None = None) -> None:
+        """Cut the root's source into parts of these ``lengths``, or equal ones, and put part r into rank r's target."""
+        root = call.signature.root or 0
+        parts = consecutive([len(target)] * self.size if lengths is None else lengths)
         if self._in_arena:
             of_root = [parts if rank == root else () for rank in range(self.size)]
             self._in_arena.exchange(call, source, of_root, [(root, self.rank, target)], call.signature.dtype)
@@ -154,15 +166,23 @@ class Team:
             np.copyto(target, source[parts[root]])
         self._run(direct.scatter(self.rank, root, parts), call, target if source is None else source, target)
 
-    def all_to_all(self, call: Call, source: Array, target: Array) -> None:
-        """Copy part r of this rank's source into the target of rank r, to the part with this rank's number."""
-        parts = even_parts(len(source), self.size)
+    def all_to_all(
+        self, call: Call, source: Array, target: Array, lengths: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Copy part r of this rank's source into the target of rank r, to the part with this rank's number.
+
+        ``lengths[s][r]`` is how much goes from rank s to rank r; without it, all parts are equally long.
+        """
+        if lengths is None:
+            lengths = [[len(source) // self.size] * self.size] * self.size
+        leaving = [consecutive(row) for row in lengths]
+        arriving = consecutive(row[self.rank] for row in lengths)
         if self._in_arena:
-            wanted = [(rank, self.rank, target[part]) for rank, part in enumerate(parts)]
-            self._in_arena.exchange(call, source, [parts] * self.size, wanted, call.signature.dtype)
+            wanted = [(rank, self.rank, target[part]) for rank, part in enumerate(arriving)]
+            self._in_arena.exchange(call, source, leaving, wanted, call.signature.dtype)
             return
-        np.copyto(target[parts[self.rank]], source[parts[self.rank]])
-        self._run(direct.all_to_all(self.rank, parts, parts), call, source, target)
+        np.copyto(target[arriving[self.rank]], source[leaving[self.rank][self.rank]])
+        self._run(direct.all_to_all(self.rank, leaving[self.rank], arriving), call, source, target)
 
     def barrier(self, call: Call) -> None:
         """Return when every rank has called this."""
@@ -207,6 +227,7 @@ class Team:
         """Close the links and free the memory. Closing twice is harmless."""
         for runner in (self.links, *self._outbound.values(), *self._inbound.values()):
             runner.close()
+        self.tagged.close()
         if self.arena:
             self.arena.arena.close()
 

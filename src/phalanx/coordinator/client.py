@@ -25,13 +25,17 @@ from phalanx.coordinator.participant import (
     Stop,
     Tell,
 )
+from phalanx.coordinator.stacks import describe_stacks
 from phalanx.coordinator.terms import Terms
 from phalanx.errors import ConnectError, DeadlineExceeded, MembershipError, PeerLost, PhalanxError
+from phalanx.telemetry import ClockEstimate
 from phalanx.transport import Credentials, Deadline, Epoch, Wait, Waited, call, close_in_children
 from phalanx.wire import (
     LINE_BREAK,
     Address,
     Ask,
+    AskStacks,
+    AskTime,
     Cause,
     Commit,
     Failed,
@@ -41,6 +45,9 @@ from phalanx.wire import (
     Message,
     Purpose,
     Reason,
+    Records,
+    Stacks,
+    TellTime,
     Waiting,
     Welcome,
     encode,
@@ -49,6 +56,7 @@ from phalanx.wire import (
 _LIMIT_BYTES = 1 << 24  # the coordinator is trusted: its welcome names every member
 _ATTEMPT_S = 2.0
 _WORDS = 4000
+_MOST_RECORDS_BYTES = 10**6
 _log = logging.getLogger("phalanx")
 
 
@@ -82,6 +90,7 @@ class CoordinatorClient:
         self._epoch: Epoch | None = None
         self._words: queue.SimpleQueue[tuple[Welcome, Epoch] | Commit | PhalanxError] = queue.SimpleQueue()
         self._one_at_a_time = threading.RLock()
+        self._clock: ClockEstimate | None = None
         self._must_call = self._is_closed = False
         self._interest: object = None  # what the poll is made for
         self._poll = select.poll()
@@ -131,6 +140,18 @@ class CoordinatorClient:
     def halt(self, epoch: Epoch, reason: Reason, rank: int | None, words: str) -> None:
         """Stop all workers at this step, this one too, for something found in ``epoch``."""
         self._do(lambda participant: participant.halt(epoch.number, reason, rank, _fit(words)))
+
+    def keep_clock(self, clock: ClockEstimate) -> None:
+        """Ask the coordinator for its time every now and then, and let ``clock`` know the answers."""
+        with self._one_at_a_time:
+            self._clock = clock
+            self._ask_time()
+
+    def send_records(self, batch: bytes) -> None:
+        """Let the coordinator write a batch of telemetry. It is lost if the connection is slow, or there is none."""
+        connection = self._connection
+        if connection and not connection.is_behind and len(batch) <= _MOST_RECORDS_BYTES:
+            self._do(lambda _: [Tell(Records(batch))])
 
     def report(self, epoch: Epoch, cause: Cause, rank: int, words: str) -> None:
         """Tell the coordinator, and so all ranks, why this rank cannot continue in ``epoch``."""
@@ -226,6 +247,12 @@ class CoordinatorClient:
                     self._connection.keep_alive(patience_s)
             case Ask():
                 self._carry_out([Tell(_describe(participant.epoch, self._epoch.waiting if self._epoch else None))])
+            case TellTime(asked_ns=asked_ns, now_ns=now_ns) if self._clock:
+                self._clock.add(asked_ns, now_ns, time.monotonic_ns())
+                if self._clock.is_unsure:
+                    self._ask_time()
+            case AskStacks(rank=rank):
+                self._carry_out([Tell(Stacks(rank, describe_stacks()))])
             case _:
                 pass
         self._carry_out(participant.hear(message, time.monotonic()))
@@ -241,6 +268,7 @@ class CoordinatorClient:
                     self._must_call = True
                 case ReportWait() if self._epoch:
                     self._report_wait(self._epoch, REPORT_S)
+                    self._ask_time()
                 case Abandon(error=error) if self._epoch:
                     self._epoch.revoke(error)
                 case Begin(welcome=welcome):
@@ -253,6 +281,10 @@ class CoordinatorClient:
                     self._words.put(error)
                 case _:
                     pass  # there is no connection, or no epoch
+
+    def _ask_time(self) -> None:
+        if self._clock and self._connection:
+            self._connection.send_nowait(encode(AskTime(time.monotonic_ns())))
 
     def _report_wait(self, epoch: Epoch, at_least_s: float = 0.0) -> None:
         """Tell the coordinator what this rank waits for, if it has waited for ``at_least_s``."""
@@ -275,6 +307,8 @@ class CoordinatorClient:
             return
         with self._one_at_a_time:
             self._connection = connection
+            if self._clock:
+                self._clock.forget()  # another coordinator may be on another machine
             self._carry_out(participant.reached(time.monotonic()))  # nothing, if it has left meanwhile
 
     def _hang_up(self) -> None:

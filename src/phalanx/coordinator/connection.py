@@ -7,7 +7,7 @@ from itertools import islice
 
 from phalanx.errors import BadFrame
 from phalanx.transport import NOT_NOW, keep_alive
-from phalanx.wire import Describe, FrameReader, Header, Hello, Kind, Look, Message, decode
+from phalanx.wire import AskStacks, Describe, FrameReader, Header, Hello, Kind, Look, Message, PostNote, decode
 
 _READ_BYTES = 1 << 16
 _MOST_AT_ONCE = 64  # messages, so that the other connections get their turn
@@ -52,8 +52,8 @@ class Connection:
         if isinstance(message, Hello) and not self.is_known:
             self.origin = f"{message.name or 'a worker'} at {self.origin}"
             _log.info("%s has come", self.origin)
-        self.has_looked |= isinstance(message, Look | Describe)
-        self.is_known |= isinstance(message, Hello | Look | Describe)
+        self.has_looked |= isinstance(message, Look | Describe | AskStacks | PostNote)
+        self.is_known |= self.has_looked or isinstance(message, Hello)
 
     def send_nowait(self, frame: bytes = b"") -> None:
         """Send ``frame`` after what is unsent, as far as there is room. A broken connection is noticed by reading."""

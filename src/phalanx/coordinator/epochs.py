@@ -21,6 +21,7 @@ class Epochs:
         self.number = past.epoch
         self.lanes = past.lanes  # None for a plain group
         self.fruitless = 0
+        self.committed_in = past.epoch  # the epoch of the last commit, as far as is known
         self._terms = terms
         self._secret = secret
         self._roster = roster
@@ -40,6 +41,10 @@ class Epochs:
     def is_whole(self) -> bool:
         """Whether there is an epoch that is not revoked."""
         return bool(self._roster.members) and not self._is_revoked
+
+    def is_of_step(self, epoch: int) -> bool:
+        """Whether this is the present epoch, or one before it since which no step was committed."""
+        return epoch == self.number or self.committed_in < epoch < self.number
 
     @property
     def dues(self) -> list[float]:

@@ -13,18 +13,17 @@ from phalanx.coordinator.blame import GRACE_S, LONGEST_WORDS, Culprit, Inquiry, 
 from phalanx.coordinator.decision import Decision, Drop, Record, Say, refuse, to
 from phalanx.coordinator.epochs import Epochs
 from phalanx.coordinator.plausible import Bounds
-from phalanx.coordinator.record import Committed, Ended, Line, Offered, Past
+from phalanx.coordinator.record import Committed, Ended, Line, Past
 from phalanx.coordinator.roster import Roster
 from phalanx.coordinator.standing import describe
 from phalanx.coordinator.steps import Steps
 from phalanx.coordinator.terms import Terms
+from phalanx.coordinator.visitors import Visitors
 from phalanx.coordinator.worker import NO_RANK, Worker
 from phalanx.wire import (
     Ask,
     Cause,
     Commit,
-    Describe,
-    Described,
     Done,
     Evict,
     Failed,
@@ -38,6 +37,7 @@ from phalanx.wire import (
     Message,
     Reason,
     Refused,
+    Stacks,
     Waiting,
 )
 
@@ -57,9 +57,10 @@ class Membership:
         self.has_halted = False
         self._terms = terms
         self._roster = Roster(terms)
+        self._roster.absent |= dict.fromkeys(past.names, past.step)
         self._steps = Steps(past.step, past.last)
         self._epochs = Epochs(terms, secret, past, now, self._roster, self._steps)
-        self._facts = past.facts
+        self._visitors = Visitors(self._roster, past.facts)
         self._inquiry: Inquiry | None = None
         self._left_due: float | None = None
         self._next_inquiry = now
@@ -105,10 +106,12 @@ class Membership:
                 return []
             case Leave():
                 return self._hear_leave(worker, message, now)
+            case Stacks():
+                return self._visitors.pass_on(connection, message)
             case Halt() if self.ended is None:
                 # Also from a worker that waits: it may have been a member when it found out.
                 return self._halt(self._locate(message))
-            case Holds(epoch=self.epoch) if self.ended is None:
+            case Holds(epoch=epoch) if self.ended is None and self._epochs.is_of_step(epoch):
                 worker.step = self.step  # even if the epoch is over: without this worker, no step of it was committed
                 return self._form_if_possible(now)
             case _ if self._roster.is_member(worker) and self.ended is None:
@@ -127,10 +130,11 @@ class Membership:
 
     def hang_up(self, connection: int, now: float) -> list[Decision]:
         """Return what to do about a connection that closed."""
+        told = self._visitors.hang_up(connection)
         worker = self._roster.workers.get(connection)
         if worker is None:
-            return []
-        return self._lose(worker, f"{worker.title} went away: its connection to the coordinator closed", now)
+            return told
+        return told + self._lose(worker, f"{worker.title} went away: its connection to the coordinator closed", now)
 
     def tick(self, now: float) -> list[Decision]:
         """Return what is due at this time."""
@@ -163,10 +167,8 @@ class Membership:
                 return self._hear_hello(connection, message, now)
             case Look():
                 return self._hear_look(connection, now)
-            case Describe(offers=offers):
-                return self._hear_describe(connection, offers)
             case _:
-                return refuse(connection, "say hello first")
+                return self._visitors.hear(connection, message)
 
     def _hear_hello(self, connection: int, hello: Hello, now: float) -> list[Decision]:
         decisions: list[Decision] = []
@@ -202,8 +204,8 @@ class Membership:
         if not self._epochs.is_plain and leave.is_over:
             # The other members are leaving too. A worker that waits has nothing to do.
             return self._end(f"its workers finished it at step {self.step}") + self._part(self._roster.waiting)
-        if not self._epochs.is_plain and not any(each.step == self.step for each in self._roster.present):
-            # A worker that came too late to get the state from them has nothing to do.
+        if not self._epochs.is_plain and not self._may_go_on:
+            # A worker that came too late to get the state from the others has nothing to do.
             return self._end(f"all workers left it at step {self.step}") + self._part(self._roster.present)
         if others := self._roster.staying:
             # The other workers may be about to leave too. If not, all of them are told together.
@@ -212,6 +214,12 @@ class Membership:
         self._forget_questions()
         self._roster.members.clear()
         return self._form_if_possible(now)
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether a worker holds the state of the present step, or was lost with it and may come back."""
+        held = [*(each.step for each in self._roster.present), *self._roster.absent.values()]
+        return any(step >= self.step for step in held)
 
     def _part(self, workers: Iterable[Worker]) -> list[Decision]:
         return [decision for each in workers for decision in refuse(each.connection, "the run is over")]
@@ -225,15 +233,19 @@ class Membership:
         """Refuse a worker that said something that makes no sense: it would say it again if it joined again."""
         words = f"{worker.title} was sent away for what it sent: {fault}"
         told = refuse(worker.connection, f"{words}; run the same release of phalanx on every machine")
-        return told + self._lose(worker, words, now, cause)
+        return told + self._lose(worker, words, now, cause, may_return=False)
 
     def _evict(self, worker: Worker, words: str, now: float, cause: Cause = Cause.LOST) -> list[Decision]:
         told: list[Decision] = [Say((worker.connection,), Evict(words)), Drop(worker.connection, words)]
-        return told + self._lose(worker, words, now, cause)
+        return told + self._lose(worker, words, now, cause, may_return=cause is not Cause.RAISED)
 
-    def _lose(self, worker: Worker, words: str, now: float, cause: Cause = Cause.LOST) -> list[Decision]:
+    def _lose(
+        self, worker: Worker, words: str, now: float, cause: Cause = Cause.LOST, *, may_return: bool = True
+    ) -> list[Decision]:
         """Continue without a worker that is gone."""
         self._roster.workers.pop(worker.connection, None)
+        if may_return and not worker.has_left:
+            self._roster.absent[worker.hello.name] = self._steps.latest_of(worker)
         if worker.has_left or not self._roster.is_member(worker):
             return []
         if self.ended is not None and not self.has_halted:
@@ -287,7 +299,9 @@ class Membership:
         if outcome is None:
             return []
         self._epochs.fruitless = 0
+        self._epochs.committed_in = self.epoch
         self._roster.benched.clear()
+        self._roster.forget_outdated(self.step)
         for member in self._roster.members.values():
             member.step = self.step
         line = Committed(self.epoch, outcome.step, outcome.digest, done.loss)
@@ -301,6 +315,12 @@ class Membership:
     def _hear_accusation(self, rank: int, said: Failed, now: float) -> list[Decision]:
         if said.cause in (Cause.DISAGREED, Cause.GARBLED, Cause.RAISED):
             return self._condemn(Culprit(said.cause, said.rank, said.words), now)
+        if said.cause is Cause.DIED and (worker := self._roster.members.get(said.rank)):
+            # Its connection will close only when the kernel has freed its memory.
+            return [
+                Drop(worker.connection, "its process died"),
+                *self._lose(worker, said.words, now, may_return=False),
+            ]
         if leaver := next((each for each in self._roster.left if each.rank == said.rank), None):
             words = f"{leaver.title} left the group, and rank {rank} needed it"
             return self._go_on(Culprit(Cause.LEFT, said.rank, words), leaver, now)
@@ -325,13 +345,6 @@ class Membership:
                 self._inquiry.lookers.append(connection)
             return []
         return self._inquire(Inquiry(now + GRACE_S, lookers=[connection]), now)
-
-    def _hear_describe(self, connection: int, offers: bytes | None) -> list[Decision]:
-        recorded: list[Decision] = []
-        if self._facts is None and offers is not None:
-            self._facts = offers
-            recorded = [Record(Offered(offers))]
-        return [*recorded, Say((connection,), Described(self._facts))]
 
     def _inquire(self, inquiry: Inquiry, now: float) -> list[Decision]:
         """Ask all workers what they wait for, and decide when they have had time to answer."""

@@ -7,10 +7,10 @@ from typing import TypeVar
 from phalanx.coordinator.connection import Connection
 from phalanx.errors import ConnectError, DeadlineExceeded, PhalanxError
 from phalanx.transport import Credentials, Deadline, call, format_address
-from phalanx.wire import Address, Describe, Described, Look, Purpose, Status, encode
+from phalanx.wire import Address, AskStacks, Describe, Described, Look, Purpose, Stacks, Status, encode
 
 _LIMIT_BYTES = 1 << 24
-Answer = TypeVar("Answer", Status, Described)
+Answer = TypeVar("Answer", Status, Described, Stacks)
 
 
 def look(address: Address, deadline: Deadline, credentials: Credentials) -> Status:
@@ -25,8 +25,17 @@ def ask_about(
     return _ask(address, deadline, credentials, Describe(offers), Described).facts
 
 
+def ask_stacks(address: Address, deadline: Deadline, credentials: Credentials, rank: int) -> str:
+    """Return the Python stacks of a rank. If its process is stopped, nobody answers: that is DeadlineExceeded."""
+    return _ask(address, deadline, credentials, AskStacks(rank), Stacks).words
+
+
 def _ask(
-    address: Address, deadline: Deadline, credentials: Credentials, question: Look | Describe, wanted: type[Answer]
+    address: Address,
+    deadline: Deadline,
+    credentials: Credentials,
+    question: Look | Describe | AskStacks,
+    wanted: type[Answer],
 ) -> Answer:
     whom = f"the coordinator at {format_address(address)}"
     connected = call([address], deadline, credentials, Purpose.COORDINATOR, whom="the coordinator")

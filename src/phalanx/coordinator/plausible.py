@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from phalanx.coordinator.worker import NO_RANK
-from phalanx.wire import Cause, Done, Failed, Halt, Holds, Leave, Message, Reason, Waiting
+from phalanx.wire import Cause, Done, Failed, Halt, Holds, Leave, Message, Reason, Stacks, Waiting
 
 _REASONS_OF_COORDINATOR = (Reason.STUCK, Reason.UNRECORDED)
 
@@ -13,7 +13,8 @@ class Bounds:
     """What the coordinator knows when it hears a worker: the epoch, its size, the run's step, and the worker's rank.
 
     A Halt may have been sent before this epoch, or to a coordinator that has forgotten: it may speak of any of ``most``
-    ranks, and of the step that the worker ``holds``.
+    ranks, and of the step that the worker ``holds``. A worker without a rank may still speak as a member of the last
+    epoch, which the coordinator knows only by its number if it was started again.
     """
 
     epoch: int
@@ -25,16 +26,17 @@ class Bounds:
 
     def fault(self, message: Message) -> str | None:
         """Return why a message makes no sense from this worker, or None if it does."""
+        is_member = self.rank != NO_RANK
         match message:
-            case Done(epoch=self.epoch, step=step) if self.rank != NO_RANK and step != self.step:
+            case Done(epoch=self.epoch, step=step) if is_member and step != self.step:
                 return f"it is done with step {step}, but the run is at step {self.step}"
-            case Waiting(epoch=self.epoch):
+            case Waiting(epoch=self.epoch) if is_member:
                 return self._fault_of_waiting(message)
-            case Failed(epoch=self.epoch):
+            case Failed(epoch=self.epoch) if is_member:
                 return self._fault_of_accusation(message)
             case Halt():
                 return self._fault_of_halt(message)
-            case Done() | Waiting() | Failed() | Holds() | Leave():
+            case Done() | Waiting() | Failed() | Holds() | Leave() | Stacks():
                 return None  # of another epoch, or always true
             case _:
                 return f"only the coordinator or a newcomer says {type(message).__name__}"
@@ -47,7 +49,7 @@ class Bounds:
     def _fault_of_accusation(self, said: Failed) -> str | None:
         if said.cause is Cause.RAISED and said.rank != self.rank:
             return f"it says that the program of rank {said.rank} failed, which only that rank can know"
-        if said.cause in (Cause.LOST, Cause.STALLED, Cause.GARBLED) and said.rank == self.rank:
+        if said.cause in (Cause.LOST, Cause.DIED, Cause.STALLED, Cause.GARBLED) and said.rank == self.rank:
             return f"it says of itself that it is {said.cause.value}, which only another rank can find"
         return _stranger(said.rank, self.size)
 

@@ -14,6 +14,7 @@ class Roster:
         self.workers: dict[int, Worker] = {}
         self.members: dict[int, Worker] = {}
         self.benched: set[str] = set()  # names of workers that ended an epoch: they wait until a step has succeeded
+        self.absent: dict[str, int] = {}  # workers that were lost and may come back, and the step they may hold
         self.size = 0
         """How many members the present epoch began with."""
         self._terms = terms
@@ -78,6 +79,11 @@ class Roster:
         if not self.present:
             self._size = worker.hello.size
         self.workers[worker.connection] = worker
+        self.absent.pop(worker.hello.name, None)
+
+    def forget_outdated(self, step: int) -> None:
+        """Forget lost workers that cannot hold the state of ``step``."""
+        self.absent = {name: held for name, held in self.absent.items() if held >= step}
 
     def candidates(self, step: int, *, is_plain: bool) -> list[Worker]:
         """Return the workers of an epoch that would begin now, in the order of their ranks.

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import Self
 
+from msgspec.structs import replace
+
 from phalanx.coordinator.chronicle import Chronicle
 from phalanx.coordinator.connection import Connection
 from phalanx.coordinator.decision import Decision, Drop, Record, Say
@@ -20,8 +22,24 @@ from phalanx.coordinator.membership import Membership
 from phalanx.coordinator.record import Past
 from phalanx.coordinator.terms import Terms
 from phalanx.errors import BadFrame
+from phalanx.telemetry import RecordCollector
 from phalanx.transport import Acceptor, Credentials, Deadline, close_in_children
-from phalanx.wire import Address, Commit, Done, Halt, Heard, Message, Purpose, Revoked, Welcome, encode
+from phalanx.wire import (
+    Address,
+    AskTime,
+    Commit,
+    Done,
+    Halt,
+    Heard,
+    Message,
+    PostedNote,
+    Purpose,
+    Records,
+    Revoked,
+    TellTime,
+    Welcome,
+    encode,
+)
 
 _LIMIT_BYTES = 1 << 20
 _LOOK_S = 1.0  # the longest wait; a much longer one shows that this process was stopped
@@ -34,7 +52,8 @@ class Coordinator:
     """Decides who is in the group and whether a step counts, and tells all workers.
 
     It listens from construction on and works in a thread of its own until it is closed. It continues the run that
-    ``journal`` describes, and writes what happens to the run to ``events``; the caller closes both.
+    ``journal`` describes, writes what happens to the run to ``events``, and gives the telemetry of workers that cannot
+    write it themselves to ``records``; the caller closes all of these.
     """
 
     def __init__(
@@ -46,6 +65,7 @@ class Coordinator:
         credentials: Credentials | None = None,
         journal: Journal | None = None,
         events: EventLog | None = None,
+        records: RecordCollector | None = None,
     ) -> None:
         self._acceptor = Acceptor(host, port, credentials or Credentials(), Purpose.COORDINATOR)
         self.address: Address = self._acceptor.address
@@ -55,6 +75,7 @@ class Coordinator:
         past = journal.past if journal else Past()
         self._membership = Membership(self._terms, os.urandom(32), past, self._clock.now())
         self._events = events
+        self._records = records
         self._chronicle = Chronicle(past, self._clock.now())
         self._connections: dict[int, Connection] = {}
         self._unheard: set[int] = set()  # connections of which messages were left for the next round
@@ -173,6 +194,12 @@ class Coordinator:
             for message in connection.read_nowait():
                 if number not in self._connections:
                     return  # an earlier message made us close the connection
+                if isinstance(message, AskTime):  # at once: what the answer waits for makes the time uncertain
+                    self._send(number, encode(TellTime(message.asked_ns, time.monotonic_ns())))
+                    continue
+                if isinstance(message, Records) and connection.is_known:
+                    self._keep_records(message)
+                    continue
                 connection.introduce(message)
                 self._silent.pop(number, None)
                 if self._events and not isinstance(message, Done):  # which nobody wants to read about
@@ -187,18 +214,15 @@ class Coordinator:
             if connection.has_more and number in self._connections:
                 self._unheard.add(number)
 
+    def _keep_records(self, message: Records) -> None:
+        if self._records and not self._records.take(message.batch):
+            raise BadFrame("it sent telemetry that is damaged, or of another release")
+
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
                 case Say(to=numbers, message=message):
-                    _note(message)
-                    frame = encode(message)
-                    for number in numbers:
-                        self._send(number, frame)
-                        if isinstance(message, Heard) and number in self._connections:
-                            self._connections[number].keep_alive(message.patience_s)
-                    if self._events and (self._chronicle.awaits_commit or not isinstance(message, Commit)):
-                        self._events.write(self._chronicle.tell(numbers, message, self._clock.now()))
+                    self._tell(numbers, message)
                 case Drop(connection=number, why=why):
                     self._drop(number, why)
                 case Record(line=line):
@@ -209,6 +233,20 @@ class Coordinator:
                         self._carry_out(self._membership.fail_to_record(line, error.strerror or str(error)))
                         return  # the messages that follow say that the line was recorded
         self._note_end()
+
+    def _tell(self, numbers: tuple[int, ...], message: Message) -> None:
+        if isinstance(message, PostedNote):
+            message = replace(message, time_s=time.time())
+        if isinstance(message, Welcome):
+            self._deserted.clear()  # before a member knows: it may leave at once, and somebody wait for that
+        _note(message)
+        frame = encode(message)
+        for number in numbers:
+            self._send(number, frame)
+            if isinstance(message, Heard) and number in self._connections:
+                self._connections[number].keep_alive(message.patience_s)
+        if self._events and (self._chronicle.awaits_commit or not isinstance(message, Commit)):
+            self._events.write(self._chronicle.tell(numbers, message, self._clock.now()))
 
     def _note_end(self) -> None:
         if self._events and self.ended is not None:

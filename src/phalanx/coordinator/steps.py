@@ -1,6 +1,7 @@
 """Whether a step counts: it does when every member of the epoch is done with it and all have the same digest."""
 
 from phalanx.coordinator.blame import Culprit
+from phalanx.coordinator.worker import Worker
 from phalanx.wire import Cause, Commit, Done, odd_one_out
 
 _NEXT = "start all workers again from the last checkpoint, with a new journal"
@@ -40,6 +41,10 @@ class Steps:
         self.step += 1
         self._forget()
         return self.last
+
+    def latest_of(self, worker: Worker) -> int:
+        """Return the latest step whose state a member may hold: the next one, if it is done with this one."""
+        return worker.step + (worker.rank in self.dones)
 
     def take_back(self) -> None:
         """Undo the last commit, which nobody has been told about."""

@@ -20,7 +20,7 @@ def check_array(array: Array, name: str) -> Array:
 
 def flatten(array: Array, name: str) -> tuple[Array, DType]:
     """Return a flat view of the array, and its element type."""
-    dtype = DType.of(check_array(array, name))
+    dtype = DType.of(array)
     if not array.flags.c_contiguous:
         raise ConfigError(f"{name} is not contiguous: pass np.ascontiguousarray({name})")
     flat = array if array.ndim == 1 else array.reshape(-1)  # a new view costs microseconds where its address is asked
@@ -34,6 +34,13 @@ def check_target(array: Array, shape: tuple[int, ...], dtype: DType, name: str) 
         raise ConfigError(f"{name} must have shape {shape} and type {dtype.label}, not {array.shape} and {found.label}")
     check_writable(array, name)
     return flat
+
+
+def check_rank(rank: int, name: str, size: int) -> int:
+    """Return the rank; ConfigError if a group of ``size`` has no such rank."""
+    if not (isinstance(rank, int) and 0 <= rank < size):
+        raise ConfigError(f"{name} must be a rank from 0 to {size - 1}, not {rank!r}")
+    return rank
 
 
 def check_writable(array: Array, name: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from phalanx.buffers import Array
-from phalanx.collectives import LinkRunner, Team, Topology, tell_all
+from phalanx.collectives import LinkRunner, TaggedMessages, Team, Topology, tell_all
 from phalanx.transport import (
     Arena,
     ArenaSegments,
@@ -45,9 +45,9 @@ def assemble(
     ``names`` has the rank that each member has in the world, and ``hosts`` the host that it runs on. The team of the
     world logs why ranks of one machine share no memory. Subgroups do not log it again.
     """
-    own, channel_key = names[rank], hashlib.sha256(key).digest()[:16]
+    own = names[rank]
 
-    def links(make: Callable[[int, Deadline], Link]) -> dict[int, Link]:
+    def links(make: Callable[[int, Deadline], Link]) -> dict[int, LazyLink]:
         return {number: LazyLink(name, partial(make, name)) for number, name in enumerate(names) if number != rank}
 
     def make_link(peer: int, deadline: Deadline) -> Link:
@@ -68,9 +68,16 @@ def assemble(
             undo.pop_all()
     if topology.is_one_host:
         collective = links(make_link)  # the links above were only needed to set up the arena
-    # The sender dials, so that a send need not wait until its peer calls recv.
-    outbound = links(lambda peer, deadline: connector.dial(channel_key, own, peer, deadline, epoch))
-    inbound = links(lambda peer, deadline: connector.accept(channel_key, own, peer, deadline, epoch))
+
+    def one_way(key: bytes) -> tuple[dict[int, LazyLink], dict[int, LazyLink]]:
+        """Return links to and from each peer. The sender dials, so that it need not wait until its peer receives."""
+        return (
+            links(lambda peer, deadline: connector.dial(key, own, peer, deadline, epoch)),
+            links(lambda peer, deadline: connector.accept(key, own, peer, deadline, epoch)),
+        )
+
+    outbound, inbound = one_way(hashlib.sha256(key).digest()[:16])
+    tagged = TaggedMessages(rank, own, *one_way(hashlib.sha256(key + b"tagged").digest()[:16]), epoch)
     return Team(
         rank,
         names,
@@ -80,6 +87,7 @@ def assemble(
         inbound,
         arena,
         epoch,
+        tagged,
         has_two_cpus=cpus >= 2,
         is_crowded=are_together(hosts) and fewest_cpus < 2,
     )

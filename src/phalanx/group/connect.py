@@ -19,13 +19,14 @@ from phalanx.transport import (
     Epoch,
     MemoryConnector,
     TcpConnector,
+    are_together,
     host_identity,
     is_loopback,
     keep_apart,
     own_hosts,
     shortage_in_words,
 )
-from phalanx.wire import Address, Hello, LinkHello, Purpose
+from phalanx.wire import Address, Hello, LinkHello, Purpose, Welcome
 
 
 class Over(Enum):
@@ -102,7 +103,8 @@ def connect(join: Join, connector: Connector | None = None) -> Group:
         addresses = {member.rank: member.addresses for member in welcome.members}
         tcp = TcpConnector(acceptor, addresses, LinkHello(epoch.number, welcome.rank, welcome.key), client.patience_s)
         undo.callback(tcp.close)
-        context = GroupContext(connector or tcp, epoch, client, [member.host for member in welcome.members])
+        hosts = [member.host for member in welcome.members]
+        context = GroupContext(connector or tcp, epoch, client, hosts, first_host(welcome))
         ranks = [member.rank for member in welcome.members]
         leave = ExitStack()
         group = make_group(context, ranks, welcome.rank, welcome.key, deadline, join.timeout_s, leave.close, join.lanes)
@@ -160,6 +162,14 @@ def make_hello(join: Join, addresses: tuple[Address, ...]) -> Hello:
         can_keep=join.can_keep,
         name=f"{socket.gethostname()}:{os.getpid()}:{os.urandom(8).hex()}",
     )
+
+
+def first_host(welcome: Welcome) -> str:
+    """Return where all ranks reach the machine of rank 0: its loopback address only if all of them are there."""
+    known = [address.host for address in welcome.members[0].addresses]
+    if not are_together(member.host for member in welcome.members):
+        known = [host for host in known if not is_loopback(host)] or known
+    return known[0]
 
 
 def listen(local_host: str, join: Join) -> Acceptor:

@@ -30,12 +30,17 @@ class Registry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What a group shares with its subgroups; ``hosts`` has the host of each rank of the world."""
+    """What a group shares with its subgroups.
+
+    ``hosts`` has the host of each rank of the world. ``first_host`` is the name or address under which the others reach
+    the machine of rank 0.
+    """
 
     connector: Connector
     epoch: Epoch
     registry: Registry | None
     hosts: Sequence[str]
+    first_host: str = "127.0.0.1"
 
 
 def arbitrate(error: PhalanxError, context: GroupContext) -> PhalanxError:
@@ -49,6 +54,12 @@ def arbitrate(error: PhalanxError, context: GroupContext) -> PhalanxError:
         registry.report(epoch, cause, peer, str(error))
         wait_for_verdict(epoch, Deadline.after(_VERDICT_S))
     return epoch.error or error
+
+
+def report_death(context: GroupContext, rank: int) -> None:
+    """Tell the coordinator that this rank has seen the process of another rank die."""
+    if context.registry:
+        context.registry.report(context.epoch, Cause.DIED, rank, f"rank {rank} went away: its process died")
 
 
 def wait_for_verdict(epoch: Epoch, deadline: Deadline) -> None:

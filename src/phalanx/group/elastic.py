@@ -1,15 +1,19 @@
 """A run whose members change: this worker stays in it while groups come and go, one for each epoch."""
 
+import hashlib
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from phalanx.errors import BadFrame, EpochChanged, Evicted, LinkClosed, TransportError
-from phalanx.group.connect import Join, call_coordinator, listen, make_hello, published
+from phalanx.group.connect import Join, call_coordinator, first_host, listen, make_hello, published
 from phalanx.group.context import GroupContext
 from phalanx.group.group import Group, make_group
+from phalanx.telemetry import OFF, Recorder
 from phalanx.transport import Deadline, Epoch, TcpConnector, shortage_in_words
 from phalanx.wire import Address, Commit, LinkHello, Welcome
 
@@ -37,6 +41,7 @@ class ElasticRun:
         self._join = join
         self._announce = announce
         self._is_over = False
+        self._recorder = OFF
         deadline = Deadline.after(join.timeout_s)
         with shortage_in_words("cannot join the run"), ExitStack() as undo:
             self._client = call_coordinator(join, deadline)
@@ -77,6 +82,11 @@ class ElasticRun:
         """Whether rank 0 of the present epoch can write what the run leaves behind. If it cannot, no member can."""
         return self._welcome.members[0].can_keep
 
+    @property
+    def guests(self) -> list[int]:
+        """The ranks of the present epoch that cannot write what the run leaves behind."""
+        return [member.rank for member in self._welcome.members if not member.can_keep]
+
     def next_group(self) -> Group:
         """Close the group, wait until an epoch begins in which all members meet, and return its group."""
         deadline = Deadline.after(self._join.timeout_s)
@@ -90,6 +100,30 @@ class ElasticRun:
                 continue
             self._announce(self._group.rank)
             return self._group
+
+    def meet_once_more(self, timeout_s: float) -> Group:
+        """Return a group of the members of the last epoch in which the coordinator has no part, when all are there.
+
+        Workers whose coordinator stays away can so save what they hold. If one does not come within ``timeout_s``,
+        raise a TransportError. It is also the timeout of the calls of the group.
+        """
+        self._end_epoch()
+        key = hashlib.sha256(b"once more" + self._welcome.key).digest()[: len(self._welcome.key)]
+        self._welcome = msgspec.structs.replace(self._welcome, epoch=self._welcome.epoch + 1, key=key)
+        self._epoch = Epoch(self._welcome.epoch)
+        self._group = self._meet(self._welcome, self._epoch, Deadline.after(timeout_s), has_coordinator=False)
+        self._group.timeout_s = timeout_s
+        return self._group
+
+    def record_to(self, recorder: Recorder) -> None:
+        """Record from now on, in every epoch, which calls this worker makes, and for whom it waits in them."""
+        self._recorder = recorder
+        self._client.keep_clock(recorder.clock)
+        self.group.record_to(recorder)
+
+    def send_records(self, batch: bytes) -> None:
+        """Let the coordinator write a batch of telemetry, for a worker that does not see the directory of the run."""
+        self._client.send_records(batch)
 
     def commit(self, loss: float, digest: bytes) -> None:
         """Report that this worker is done with its step, and return when the step counts.
@@ -136,11 +170,14 @@ class ElasticRun:
         word, self._upcoming = self._upcoming, None
         return word
 
-    def _meet(self, welcome: Welcome, epoch: Epoch, deadline: Deadline) -> Group:
+    def _meet(self, welcome: Welcome, epoch: Epoch, deadline: Deadline, *, has_coordinator: bool = True) -> Group:
         """Return the group of an epoch that has begun, when all its members have come to it."""
         epoch.check()
+        epoch.recorder = self._recorder
         self._connector.begin(*_described(welcome), self._client.patience_s)
-        context = GroupContext(self._connector, epoch, self._client, [member.host for member in welcome.members])
+        registry = self._client if has_coordinator else None
+        hosts = [member.host for member in welcome.members]
+        context = GroupContext(self._connector, epoch, registry, hosts, first_host(welcome))
         ranks = [member.rank for member in welcome.members]
         timeout_s, lanes = self._join.timeout_s, self._join.lanes
         return make_group(context, ranks, welcome.rank, welcome.key, deadline, timeout_s, lanes=lanes)

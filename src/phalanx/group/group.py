@@ -3,6 +3,7 @@
 import atexit
 import copy
 import hashlib
+import socket
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType, TracebackType
 from typing import Self, TypeVar
 from weakref import WeakMethod, WeakSet, WeakValueDictionary, finalize
@@ -21,14 +23,21 @@ from phalanx.collectives import Call, Choice, Team, blocks_added, blocks_added_f
 from phalanx.errors import ConfigError, Halted, LinkClosed, OutOfResources, PeerLost, PhalanxError
 from phalanx.group.assemble import assemble
 from phalanx.group.calls import Calls
-from phalanx.group.context import GroupContext, arbitrate
+from phalanx.group.context import GroupContext, arbitrate, report_death
+from phalanx.group.objects import ObjectOperations
 from phalanx.group.operations import Channel, Operation, Operations, check_shape, parse_collective
 from phalanx.group.resources import Resources
+from phalanx.group.tagged_calls import TaggedCalls
 from phalanx.group.transaction import commit, halt
-from phalanx.transport import Deadline, Pending
+from phalanx.group.unequal import UnequalOperations
+from phalanx.telemetry import NOTHING, Activity, Recorder
+from phalanx.transport import Deadline, Pending, simulated_machine_of
 from phalanx.wire import Cause, Collective
 
 Result = TypeVar("Result")
+
+_BUCKET_CALLS = (Collective.FOLD_LANES, Collective.SCATTER_LANES)
+_FIRST_PORT, _PORTS = 30_000, 2_000  # below the range of ports that systems assign to clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class Statistics:
     waited_s: dict[int, float]
 
 
-class Group(Calls):
+class Group(Calls, TaggedCalls):
     """Ranks that make the same calls in the same order, each with its own data.
 
     Every call ends with its result or with an error that names the rank that caused it. After any error but
@@ -73,6 +82,8 @@ class Group(Calls):
         self._key = key
         self._name = key[:8].hex()
         self._operations = Operations(team)
+        self._unequal = UnequalOperations(team)
+        self._objects = ObjectOperations(team)
         self._resources = Resources(team, leave)
         self._sequences: Counter[Channel | None] = Counter()
         self._subgroups: WeakSet[Group] = WeakSet()
@@ -113,6 +124,36 @@ class Group(Calls):
         """The position of this rank among the ranks of its host, from 0 on, and their number."""
         host = self._team.topology.host_of(self.rank)
         return host.index(self.rank), len(host)
+
+    @property
+    def local_rank(self) -> int:
+        """The position of this rank among the ranks of this group on its machine, whether they share memory or not."""
+        return self._local[0]
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks of this group are on this rank's machine."""
+        return self._local[1]
+
+    @property
+    def _local(self) -> tuple[int, int]:
+        machines = [simulated_machine_of(self._context.hosts[name]) for name in self._names]
+        here = machines[self.rank]
+        return machines[: self.rank].count(here), machines.count(here)
+
+    @property
+    def master(self) -> tuple[str, int]:
+        """The host of the world's rank 0 and a port for it to listen at, alike on all ranks: see MASTER_ADDR of torch.
+
+        Nobody has reserved the port. It is taken from the key of the group, so that two groups seldom have the same.
+        """
+        number = int.from_bytes(hashlib.sha256(self._key + b"master").digest()[:8], "big")
+        return self._context.first_host, _FIRST_PORT + number % _PORTS
+
+    def __repr__(self) -> str:
+        where = f"local rank {self.local_rank} of {self.local_size} on {socket.gethostname()}"
+        state = ", closed" if self._is_closed else f", failed: {self._failure}" if self._failure else ""
+        return f"<Group: rank {self.rank} of {self.size}, {where}, epoch {self.epoch}{state}>"
 
     def blocks_added_here(self, count: int, owners: Sequence[int] | None = None) -> Sequence[int]:
         """Return the numbers of the blocks, of ``count``, that this rank adds up in a ``fold_lanes``.
@@ -170,6 +211,10 @@ class Group(Calls):
         self._subgroups.add(subgroup)
         return subgroup
 
+    def abort(self) -> None:
+        """End all calls of this group, and of all groups that were made together with it, on all ranks."""
+        self._failure = self._failure or self._give_up(LinkClosed("it has aborted its group"))
+
     def commit(self, loss: float, digest: bytes, *, timeout_s: float | None = None) -> None:
         """Report that this rank is done with its step; return when it counts: all are done, with the same digest."""
         deadline = self._begin(timeout_s)
@@ -204,6 +249,10 @@ class Group(Calls):
         sent, received, waited = self._team.counts()
         calls = {each.name.lower(): self._calls[each] for each in Collective if self._calls[each]}
         return Statistics(calls, self._seconds, sent, received, waited)
+
+    def record_to(self, recorder: Recorder) -> None:
+        """Record from now on which calls this rank makes, and for whom it waits in them."""
+        self._context.epoch.recorder = recorder
 
     def close(self) -> None:
         """Finish all calls that were begun, and leave the group. Closing twice is harmless.
@@ -259,7 +308,7 @@ class Group(Calls):
 
     def _perform(self, operation: Operation[Result], deadline: Deadline) -> Result:
         """Perform an operation that is at the head of its queue. Only now does the call get its number."""
-        began = time.perf_counter()
+        began, began_ns, recorder = time.perf_counter(), time.monotonic_ns(), self._context.epoch.recorder
         channel, signature = operation.channel, operation.signature
         if self._failure is not None:
             raise copy.copy(self._failure)
@@ -283,6 +332,15 @@ class Group(Calls):
         finally:
             self._calls[signature.collective] += 1
             self._seconds += time.perf_counter() - began
+            if recorder.is_on:
+                self._record(recorder, signature.collective, began_ns)
+
+    def _record(self, recorder: Recorder, collective: Collective, began_ns: int) -> None:
+        """Record a call. If it is the exchange of a bucket, this thread is done with that bucket now."""
+        is_of_bucket = collective in _BUCKET_CALLS
+        recorder.record(Activity.EXCHANGE if is_of_bucket else Activity.CALL, began_ns)
+        if is_of_bucket:
+            recorder.about(NOTHING)
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -321,6 +379,8 @@ def make_group(
         team = assemble(rank, names, hosts, context.connector, key, deadline, context.epoch, is_world=parent is None)
     except PhalanxError as error:
         raise copy.copy(arbitrate(error, context)) from None
+    if parent is None:
+        team.watch(partial(report_death, context))
     return Group(context, names, team, key, timeout_s, leave, lanes, parent)
 
 

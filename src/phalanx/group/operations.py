@@ -1,21 +1,21 @@
 """Calls of a group, checked: a call with wrong arguments changes nothing and sends nothing."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from phalanx.buffers import CHUNK, Array, DType, LaneShares, ReduceOp, even_parts, slices
 from phalanx.collectives import Call, Finish, LaneFold, Team, blocks_added_first, count_pieces
-from phalanx.errors import CollectiveMismatch, ConfigError
+from phalanx.errors import ConfigError
 from phalanx.group.arguments import (
     check_array,
     check_blocks,
     check_finish,
+    check_rank,
     check_target,
     check_writable,
     checksum_blocks,
@@ -23,9 +23,12 @@ from phalanx.group.arguments import (
     parse_reduction,
     parse_wire,
 )
+from phalanx.group.tensors import as_array, is_number, like, put_in_array
 from phalanx.wire import Collective, Signature
 
 Result = TypeVar("Result")
+Given = TypeVar("Given")
+"""An array of numpy, or a tensor of torch on the CPU, and in some calls a number."""
 
 
 Channel = tuple[str, int]
@@ -36,7 +39,8 @@ Channel = tuple[str, int]
 class Operation(Generic[Result]):
     """A checked call: its signature, the method to call with its arguments, its result, and its channel or None.
 
-    It has a method and arguments instead of a closure, which Python would call more slowly.
+    It has a method and arguments instead of a closure, which Python would call more slowly. If the result is known only
+    afterwards, ``read`` returns it.
     """
 
     signature: Signature
@@ -44,11 +48,12 @@ class Operation(Generic[Result]):
     arguments: tuple[object, ...]
     result: Result
     channel: Channel | None = None
+    read: Callable[[], Result] | None = None
 
     def perform(self, call: Call) -> Result:
         """Perform the operation as ``call``, which has its number and its deadline, and return the result."""
         self.action(call, *self.arguments)
-        return self.result
+        return self.result if self.read is None else self.read()
 
 
 class Operations:
@@ -58,18 +63,25 @@ class Operations:
         self._team = team
 
     def all_reduce(
-        self, array: Array, op: ReduceOp | str, out: Array | None, wire: DType | str | None
-    ) -> Operation[Array]:
-        """Reduce all arrays into ``out``, or in place."""
-        target = array if out is None else out
+        self, given: Given, op: ReduceOp | str, out: Given | None, wire: DType | str | None
+    ) -> Operation[Given]:
+        """Reduce all arrays into ``out``, or in place; or numbers."""
+        if is_number(given):
+            if out is not None:
+                raise ConfigError("a number is returned, and not written into out: leave out away, or pass an array")
+            return _of_number(given, lambda cell: self.all_reduce(cell, op, None, wire))
+        array = as_array(given, "array")
         source_flat, dtype = flatten(array, "array")
-        target_flat = source_flat if target is array else check_target(target, array.shape, dtype, "out")
-        if target is array:
+        if out is None or out is given:
             check_writable(array, "array")
+            target_flat = source_flat
+        else:
+            target_flat = check_target(as_array(out, "out"), array.shape, dtype, "out")
         reduction = parse_reduction(op, dtype)
         narrow = None if wire is None else parse_wire(wire, dtype)
 
-        signature = _signature(Collective.ALL_REDUCE, dtype, array.size, reduction)
+        signature = make_signature(Collective.ALL_REDUCE, dtype, array.size, reduction)
+        target = given if out is None else out
         return Operation(signature, self._team.all_reduce, (source_flat, target_flat, narrow), target)
 
     def fold_lanes(
@@ -88,7 +100,7 @@ class Operations:
         narrow = None if wire is None else parse_wire(wire, dtype)
         fold = LaneFold(shares, found, check_finish(finish, len(found)), narrow, self._own(own, found, None, pieces))
 
-        signature = _signature(Collective.FOLD_LANES, dtype, out.size)
+        signature = make_signature(Collective.FOLD_LANES, dtype, out.size)
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
 
     def scatter_lanes(
@@ -108,14 +120,14 @@ class Operations:
         narrow, found = None if wire is None else parse_wire(wire, dtype), self._own(own, blocks, owners, pieces)
         fold = LaneFold(shares, blocks, check_finish(finish, len(blocks)), narrow, found, owners)
 
-        signature = _signature(
+        signature = make_signature(
             Collective.SCATTER_LANES, dtype, out.size, blocks=checksum_blocks(blocks, owners, shares.count)
         )
         return Operation(signature, self._team.fold_lanes, (flat, target, fold), out)
 
     def _lanes(self, pieces: Array, out: Array, lanes: int | LaneShares) -> tuple[Array, Array, DType, LaneShares]:
         """Return flat views of ``pieces`` and ``out``, their type, and who computes which lanes."""
-        flat, dtype = flatten(pieces, "pieces")
+        flat, dtype = flatten(check_array(pieces, "pieces"), "pieces")
         size, count = self._team.size, lanes.count if isinstance(lanes, LaneShares) else lanes
         if not dtype.is_float or count < size or (isinstance(lanes, LaneShares) and len(lanes.by_rank) != size):
             raise ConfigError(f"{count} lanes of {dtype.label} cannot be shared by {size} ranks")
@@ -123,7 +135,7 @@ class Operations:
         shape = (count_pieces(shares)[self._team.rank], out.size)
         if pieces.shape != shape:
             raise ConfigError(f"pieces must have shape {shape}, one row a piece, not {pieces.shape}")
-        return flat, check_target(out, (out.size,), dtype, "out"), dtype, shares
+        return flat, check_target(check_array(out, "out"), (out.size,), dtype, "out"), dtype, shares
 
     def _own(
         self,
@@ -150,18 +162,22 @@ class Operations:
                 raise ConfigError(f"{words}, not {found}")
         return own
 
-    def reduce(self, array: Array, root: int, op: ReduceOp | str) -> Operation[Array]:
+    def reduce(self, given: Given, root: int, op: ReduceOp | str) -> Operation[Given]:
         """Reduce all arrays into the root's array; the other ranks keep theirs."""
+        if is_number(given):
+            return _of_number(given, lambda cell: self.reduce(cell, root, op))
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         reduction, is_root = parse_reduction(op, dtype), self._rank(root, "root") == self._team.rank
         if is_root:
             check_writable(array, "array")
 
-        signature = _signature(Collective.REDUCE, dtype, array.size, reduction, root)
-        return Operation(signature, self._team.reduce, (flat, flat if is_root else None), array)
+        signature = make_signature(Collective.REDUCE, dtype, array.size, reduction, root)
+        return Operation(signature, self._team.reduce, (flat, flat if is_root else None), given)
 
-    def reduce_scatter(self, array: Array, op: ReduceOp | str, out: Array | None) -> Operation[Array]:
+    def reduce_scatter(self, given: Given, op: ReduceOp | str, out: Given | None) -> Operation[Given]:
         """Reduce all arrays, and keep this rank's part, cut along the first axis."""
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         if array.ndim == 0:
             raise ConfigError("a single value cannot be scattered: pass an array with at least one axis")
@@ -170,94 +186,82 @@ class Operations:
         parts = [slice(part.start * row, part.stop * row) for part in rows]
         own = rows[self._team.rank]
         shape = (own.stop - own.start, *array.shape[1:])
-        target = np.empty(shape, array.dtype) if out is None else out
+        target = np.empty(shape, array.dtype) if out is None else as_array(out, "out")
         target_flat = check_target(target, shape, dtype, "out")
 
-        signature = _signature(Collective.REDUCE_SCATTER, dtype, array.size, reduction)
-        return Operation(signature, self._team.reduce_scatter, (flat, parts, target_flat), target)
+        signature = make_signature(Collective.REDUCE_SCATTER, dtype, array.size, reduction)
+        result = like(given, target) if out is None else out
+        return Operation(signature, self._team.reduce_scatter, (flat, parts, target_flat), result)
 
-    def all_gather(self, array: Array, out: Array | None) -> Operation[Array]:
+    def all_gather(self, given: Given, out: Given | None) -> Operation[Given]:
         """Collect the arrays of all ranks, stacked by rank."""
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         shape = (self._team.size, *array.shape)
-        target = np.empty(shape, array.dtype) if out is None else out
+        target = np.empty(shape, array.dtype) if out is None else as_array(out, "out")
         target_flat = check_target(target, shape, dtype, "out")
         parts = even_parts(len(target_flat), self._team.size)
 
-        signature = _signature(Collective.ALL_GATHER, dtype, len(target_flat))
-        return Operation(signature, self._team.all_gather, (flat, parts, target_flat), target)
+        signature = make_signature(Collective.ALL_GATHER, dtype, len(target_flat))
+        result = like(given, target) if out is None else out
+        return Operation(signature, self._team.all_gather, (flat, parts, target_flat), result)
 
-    def all_gather_unequal(self, array: Array) -> Operation[list[Array]]:
-        """Collect arrays that may differ in the length of their first axis: first the lengths, then the data."""
-        flat, dtype = flatten(array, "array")
-        if array.ndim == 0:
-            raise ConfigError("a single value has no length: use all_gather")
-        signature = _signature(Collective.ALL_GATHER, DType.I64, 3 * self._team.size)
-        listed: list[Array] = []
-        return Operation(signature, self._gather_unequal, (array, flat, dtype, listed), listed)
-
-    def _gather_unequal(self, call: Call, array: Array, flat: Array, dtype: DType, listed: list[Array]) -> None:
-        row, size, names = math.prod(array.shape[1:]), self._team.size, self._team.names
-        told = np.empty((size, 3), np.int64)
-        words = np.array([array.shape[0], row, dtype.code], np.int64)
-        self._team.all_gather(call, words, even_parts(told.size, size), told.reshape(-1))
-        for rank, (_, its_row, its_code) in enumerate(told.tolist()):
-            if (its_row, its_code) != (row, dtype.code):
-                theirs = f"rows of {its_row} {DType.from_code(its_code).label}"
-                ours = f"rows of {row} {dtype.label}"
-                raise CollectiveMismatch.between(names[rank], theirs, names[self._team.rank], ours)
-        ends = np.cumsum([0, *told[:, 0]]) * row
-        parts = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
-        target = np.empty(int(ends[-1]), dtype.numpy)
-        # Without a group, this half is not compared with other ranks: a slow rank may still be in the first half.
-        data = call._replace(signature=_signature(Collective.ALL_GATHER, dtype, len(target)), group="")
-        self._team.all_gather(data, flat, parts, target)
-        listed += [target[part].view(array.dtype).reshape(-1, *array.shape[1:]) for part in parts]
-
-    def broadcast(self, array: Array, root: int) -> Operation[Array]:
+    def broadcast(self, given: Given, root: int) -> Operation[Given]:
         """Copy the root's array to all ranks."""
+        if is_number(given):
+            return _of_number(given, lambda cell: self.broadcast(cell, root))
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         if self._rank(root, "root") != self._team.rank:
             check_writable(array, "array")
 
-        signature = _signature(Collective.BROADCAST, dtype, array.size, root=root)
-        return Operation(signature, self._team.broadcast, (flat,), array)
+        signature = make_signature(Collective.BROADCAST, dtype, array.size, root=root)
+        return Operation(signature, self._team.broadcast, (flat,), given)
 
-    def broadcast_blocks(self, array: Array, blocks: Sequence[slice], owners: Sequence[int]) -> Operation[Array]:
+    def broadcast_blocks(self, given: Given, blocks: Sequence[slice], owners: Sequence[int]) -> Operation[Given]:
         """Copy each block from its owner to all ranks."""
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         check_writable(array, "array")
         check_blocks(blocks, owners, array.size, self._team.size)
 
-        signature = _signature(Collective.BROADCAST_BLOCKS, dtype, array.size, blocks=checksum_blocks(blocks, owners))
-        return Operation(signature, self._team.broadcast_blocks, (flat, blocks, owners), array)
+        signature = make_signature(
+            Collective.BROADCAST_BLOCKS, dtype, array.size, blocks=checksum_blocks(blocks, owners)
+        )
+        return Operation(signature, self._team.broadcast_blocks, (flat, blocks, owners), given)
 
-    def gather(self, array: Array, root: int) -> Operation[Array | None]:
+    def gather(self, given: Given, root: int) -> Operation[Given | None]:
         """Collect the arrays of all ranks, stacked by rank, on the root; the result is None on other ranks."""
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         is_root = self._rank(root, "root") == self._team.rank
         target = np.empty((self._team.size, *array.shape), array.dtype) if is_root else None
 
-        signature = _signature(Collective.GATHER, dtype, array.size * self._team.size, root=root)
+        signature = make_signature(Collective.GATHER, dtype, array.size * self._team.size, root=root)
         target_flat = None if target is None else flatten(target, "out")[0]
-        return Operation(signature, self._team.gather, (flat, target_flat), target)
+        return Operation(
+            signature, self._team.gather, (flat, target_flat), None if target is None else like(given, target)
+        )
 
-    def scatter(self, array: Array | None, out: Array, root: int) -> Operation[Array]:
+    def scatter(self, given: Given | None, out: Given, root: int) -> Operation[Given]:
         """Copy this rank's row of the root's array into ``out``."""
-        dtype = DType.of(check_array(out, "out"))
-        target = check_target(out, out.shape, dtype, "out")
+        into = as_array(out, "out")
+        dtype = DType.of(into)
+        target = check_target(into, into.shape, dtype, "out")
         source = None
         if self._rank(root, "root") == self._team.rank:
-            shape = (self._team.size, *out.shape)
-            if array is None or array.shape != shape or DType.of(check_array(array, "array")) is not dtype:
+            shape = (self._team.size, *into.shape)
+            array = None if given is None else as_array(given, "array")
+            if array is None or array.shape != shape or DType.of(array) is not dtype:
                 raise ConfigError(f"the root must pass an array of shape {shape} and type {dtype.label} to scatter")
             source = flatten(array, "array")[0]
 
-        signature = _signature(Collective.SCATTER, dtype, out.size * self._team.size, root=root)
+        signature = make_signature(Collective.SCATTER, dtype, into.size * self._team.size, root=root)
         return Operation(signature, self._team.scatter, (source, target), out)
 
-    def all_to_all(self, array: Array) -> Operation[Array]:
+    def all_to_all(self, given: Given) -> Operation[Given]:
         """Send part r of the array, cut along the first axis, to rank r, and collect the parts for this rank."""
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         if array.ndim == 0 or array.shape[0] % self._team.size:
             raise ConfigError(
@@ -265,49 +269,74 @@ class Operations:
             )
         target = np.empty(array.shape, array.dtype)
 
-        signature = _signature(Collective.ALL_TO_ALL, dtype, array.size)
-        return Operation(signature, self._team.all_to_all, (flat, flatten(target, "out")[0]), target)
+        signature = make_signature(Collective.ALL_TO_ALL, dtype, array.size)
+        return Operation(signature, self._team.all_to_all, (flat, flatten(target, "out")[0]), like(given, target))
 
-    def send(self, array: Array, to: int) -> Operation[None]:
+    def send(self, given: Given, to: int) -> Operation[None]:
         """Send an array to one peer."""
+        array = as_array(given, "array")
         flat, dtype = flatten(array, "array")
         self._peer(to, "to")
-        signature = _signature(Collective.SEND, dtype, array.size)
+        signature = make_signature(Collective.SEND, dtype, array.size)
         return Operation(signature, self._team.send, (flat, to), None, ("to", to))
 
-    def recv(self, array: Array, source: int) -> Operation[Array]:
+    def recv(self, given: Given, source: int) -> Operation[Given]:
         """Receive one peer's array."""
-        dtype = DType.of(check_array(array, "array"))
+        array = as_array(given, "array")
+        dtype = DType.of(array)
         flat = check_target(array, array.shape, dtype, "array")
         self._peer(source, "source")
 
-        signature = _signature(Collective.SEND, dtype, array.size)
-        return Operation(signature, self._team.receive, (flat, source), array, ("from", source))
+        signature = make_signature(Collective.SEND, dtype, array.size)
+        return Operation(signature, self._team.receive, (flat, source), given, ("from", source))
+
+    def send_tagged(self, array: Array, to: int) -> Operation[None]:
+        """Send an array to one peer, with the number of the call as tag."""
+        flat, dtype = flatten(array, "array")
+        self._peer(to, "to")
+        signature = make_signature(Collective.SEND, dtype, array.size)
+        return Operation(signature, self._team.tagged.send, (flat, to), None, ("tagged to", to))
+
+    def recv_tagged(self, array: Array, source: int | None) -> tuple[Signature, Array]:
+        """Return the signature of a message from one peer or any, and where it goes."""
+        dtype = DType.of(array)
+        if source is not None:
+            self._peer(source, "source")
+        return make_signature(Collective.SEND, dtype, array.size), check_target(array, array.shape, dtype, "array")
 
     def barrier(self) -> Operation[None]:
         """Wait for all ranks."""
-        return Operation(_signature(Collective.BARRIER, DType.U8, 0), self._team.barrier, (), None)
+        return Operation(make_signature(Collective.BARRIER, DType.U8, 0), self._team.barrier, (), None)
 
     def allocate(self, shape: tuple[int, ...], dtype: DType) -> Operation[list[Array]]:
         """Make an array that the ranks of a host share. The result is a list with this array."""
         size, made = math.prod(shape), list[Array]()
-        return Operation(_signature(Collective.ALLOCATE, dtype, size), self._allocate, (shape, dtype, made), made)
+        return Operation(make_signature(Collective.ALLOCATE, dtype, size), self._allocate, (shape, dtype, made), made)
 
     def _allocate(self, call: Call, shape: tuple[int, ...], dtype: DType, made: list[Array]) -> None:
         made.append(self._team.allocate(call, math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape))
 
     def _rank(self, rank: int, name: str) -> int:
-        if not (isinstance(rank, int) and 0 <= rank < self._team.size):
-            raise ConfigError(f"{name} must be a rank from 0 to {self._team.size - 1}, not {rank!r}")
-        return rank
+        return check_rank(rank, name, self._team.size)
 
     def _peer(self, rank: int, name: str) -> None:
         if self._rank(rank, name) == self._team.rank:
             raise ConfigError(f"{name} is this rank itself ({rank}): copy the array instead")
 
 
+def _of_number(number: Given, make: Callable[[Array], Operation[Array]]) -> Operation[Given]:
+    """Return the operation that ``make`` returns for an array with a number; its result is a number of that type."""
+    cell = put_in_array(number, "array")
+    found = make(cell)
+
+    def read() -> Any:  # Any: of the type of number
+        return cell[()] if isinstance(number, np.generic) else cell.item()
+
+    return Operation(found.signature, found.action, found.arguments, number, read=read)
+
+
 @lru_cache(maxsize=4096)  # people make the same few calls again and again
-def _signature(
+def make_signature(
     collective: Collective,
     dtype: DType,
     count: int,
@@ -315,6 +344,7 @@ def _signature(
     root: int | None = None,
     blocks: int = 0,
 ) -> Signature:
+    """Return the signature of a call."""
     return Signature(collective, dtype, count, op, root, blocks)
 
 

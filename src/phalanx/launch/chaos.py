@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,6 +22,7 @@ class Mishap(Enum):
     HOST = "host"
     JOIN = "join"
     COORDINATOR = "coordinator"
+    PARTITION = "partition"
 
 
 DESCRIPTIONS = {
@@ -30,9 +31,10 @@ DESCRIPTIONS = {
     Mishap.SEGFAULT: "a worker crashes",
     Mishap.CUT: "all connections of a worker break",
     Mishap.HANG: "a worker hangs in the middle of a step, and continues later",
-    Mishap.HOST: "all workers of this machine are killed at once",
+    Mishap.HOST: "all workers of this machine, or of one host, are killed at once",
     Mishap.JOIN: "a worker leaves, and another one joins",
     Mishap.COORDINATOR: "the coordinator is killed and started again",
+    Mishap.PARTITION: "the network of one host is cut, and mended later",
 }
 
 
@@ -77,6 +79,26 @@ def plan_strikes(counts: Mapping[Mishap, int], steps: int, seed: int) -> list[St
     return sorted(strikes, key=lambda each: (each.step, each.moment))
 
 
-def choose(strike: Strike, workers: Sequence[int]) -> int:
-    """Return which of these workers a strike hits."""
-    return sorted(workers)[int(strike.choice * len(workers))]
+def choose_worker(strike: Strike, hosts: Sequence[Collection[int]], holders: Collection[int]) -> int | None:
+    """Return which of the workers of these hosts a strike hits; None if it would leave the state with nobody.
+
+    ``holders`` are workers that surely have the state. A worker leaves only a host that another one can join: any but
+    the first, if there are several.
+    """
+    is_open = strike.mishap is Mishap.JOIN and len(hosts) > 1
+    workers = sorted(worker for host in hosts[is_open:] for worker in host)
+    victim = workers[int(strike.choice * len(workers))] if workers else None
+    return victim if set(holders) - {victim} else None
+
+
+def choose_host(strike: Strike, hosts: Sequence[Collection[int]], holders: Collection[int]) -> int | None:
+    """Return the number of the host that a strike hits; None if it would leave the state with nobody.
+
+    Of several hosts, only one with workers is hit. One that is cut off is not the first, which has the coordinator. If
+    there is one host only, it is hit in any case.
+    """
+    if len(hosts) == 1:
+        return 0
+    first = 1 if strike.mishap is Mishap.PARTITION else 0
+    found = [number for number, host in enumerate(hosts) if number >= first and host and set(holders) - set(host)]
+    return found[int(strike.choice * len(found))] if found else None

@@ -1,5 +1,6 @@
 """Finds the group of this process, however the process was started."""
 
+import importlib
 import sys
 import time
 from contextlib import suppress
@@ -10,9 +11,10 @@ from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError, ConnectError, JoinRefused, PhalanxError, ProtocolError
 from phalanx.group import ElasticRun, Group, Join, Over, alone
 from phalanx.group import connect as join_group
-from phalanx.launch.env import Launch, parse_over, read_launch
+from phalanx.launch.env import Launch, parse_over, read_credentials, read_launch, read_times
 from phalanx.launch.rank_channel import tell_rank
-from phalanx.transport import Deadline, is_loopback
+from phalanx.launch.torch_env import publish, torch_variables
+from phalanx.transport import Deadline, is_loopback, parse_address
 from phalanx.wire import Address
 
 _NAP_S = 0.05
@@ -20,7 +22,10 @@ _FAREWELL_S = 1.0  # enough for the coordinator to tell everybody that rank 0 fa
 
 
 def connect(
+    address: str | None = None,
     *,
+    rank: int | None = None,
+    size: int | None = None,
     timeout_s: float = 300.0,
     over: str = "auto",
     host: str | None = None,
@@ -30,13 +35,16 @@ def connect(
     """Wait for all processes that were started together with this one, and return their group.
 
     These are all ranks that ``phalanx run``, ``phalanx join``, torchrun, srun or mpirun started. A process that none of
-    them started is a group of one. ``timeout_s`` limits how long this call waits for the other ranks. It is also the
-    timeout of every later call that gives none. ``over="tcp"`` sends all data by TCP and uses no shared memory.
-    ``host`` names a simulated machine for this rank: ranks on different machines share no memory. With ``lanes`` the
-    group takes steps, each of which counts on all ranks or on none; ``step`` is the first. An ``Engine`` needs this.
+    them started is a group of one. A program with a launcher of its own passes an ``address`` such as ``host:port``.
+    With ``rank`` and ``size``, rank 0 runs the coordinator there; without them, ``phalanx coordinator`` runs there.
+
+    ``timeout_s`` limits how long this call waits for the other ranks. It is also the timeout of every later call that
+    gives none. ``over="tcp"`` sends all data by TCP and uses no shared memory. ``host`` names a simulated machine for
+    this rank: ranks on different machines share no memory. With ``lanes`` the group takes steps, each of which counts
+    on all ranks or on none; ``step`` is the first. An ``Engine`` needs this.
     """
     chosen = parse_over(over, "over")
-    launch = read_launch()
+    launch = _find_launch(address, rank, size)
     if launch is None:
         return alone(timeout_s, lanes)
     join = replace(
@@ -50,7 +58,29 @@ def connect(
         return _host(launch, join) if launch.rank == 0 else _seek(join)
     group = join_group(join)
     tell_rank(launch.channel, group.rank)
+    if launch.rank is None and address is None:  # phalanx join could not know it
+        local, master = (group.local_rank, group.local_size), Address(*group.master)
+        publish(torch_variables(group.rank, group.size, local, master))
     return group
+
+
+def _find_launch(address: str | None, rank: int | None, size: int | None) -> Launch | None:
+    """Return how this process was started: as the arguments of ``connect`` say or, without any, its environment."""
+    if address is None:
+        if rank is not None or size is not None:
+            raise ConfigError("rank and size are for a launcher of your own: pass the address of rank 0 too")
+        return read_launch()
+    where = parse_address(address)
+    if where.port == 0:
+        raise ConfigError(f"{address} must have a port that all ranks know, not 0")
+    joining = Launch.joining(where, read_credentials(), read_times())
+    if rank is None and size is None:
+        return joining
+    if rank is None or size is None:
+        raise ConfigError("rank and size belong together: pass both, or neither to join a running coordinator")
+    if size == 1 and rank == 0:
+        return None
+    return replace(joining, rank=rank, size=size, job=f"connect-{address}", is_hosted=True)
 
 
 def join_run(
@@ -63,6 +93,9 @@ def join_run(
     started is a run of one.
     """
     parse_over(over, "over")
+    if "torch" in sys.modules:
+        # torch imports this with the first optimizer, for seconds. After the join all members would wait for it.
+        importlib.import_module("torch._dynamo")
     launch = read_launch()
     if launch is None:
         coordinator = Coordinator(terms=Terms.exactly(1))

@@ -12,12 +12,12 @@ from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import Self, TextIO
+from typing import BinaryIO, Self, TextIO
 
 from phalanx.launch import worker
 from phalanx.launch.env import Launch, wants_colour, worker_environ
 from phalanx.launch.nursery import Nursery
-from phalanx.launch.output import Lines, Tail, prefix, write_lines
+from phalanx.launch.output import Lines, RankLogs, Tail, prefix, write_lines
 from phalanx.launch.rank_channel import RankChannel
 from phalanx.launch.stopping import Stopping
 from phalanx.launch.supervision import LEFT, LOST, Supervision
@@ -54,7 +54,7 @@ class Crew:
     and the coordinator does not know it yet. With ``supervision`` the run is elastic: a worker that is killed is
     replaced by one that runs ``replacement``. ``count_steps`` returns how many steps the run has taken, and
     ``has_others`` whether others than these processes are in it. With ``nursery`` workers are forked there, and all
-    commands must be for its module.
+    commands must be for its module. ``logs`` get the workers' output, too.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class Crew:
         count_steps: Callable[[], int] = lambda: 0,
         has_others: Callable[[Collection[int]], bool] = lambda _: False,
         nursery: Nursery | None = None,
+        logs: RankLogs | None = None,
     ) -> None:
+        self._logs = logs
         self._size = size
         self._stopping = stopping
         self._stall_s = stall_s
@@ -101,15 +103,14 @@ class Crew:
         number = len(self._running) + len(self.ends)
         name = Name("worker", number) if launch.rank is None else Name("rank", launch.rank)
         with shortage_in_words(f"cannot start {name}"):
-            self._running.append(
-                _Worker(launch, command, number, name, self._size, self._selector, self._channel, self._nursery)
-            )
+            shared = self._selector, self._channel, self._nursery, self._logs
+            self._running.append(_Worker(launch, command, number, name, self._size, *shared))
         self._pids.add(self._running[-1].pid)
 
     def work(self, signals: Signals) -> None:
         """Print the workers' output until all have ended. When one fails or a signal arrives, stop the others."""
         heard = 0
-        while (self._running or (self._supervision and self._supervision.is_waiting)) and not self.is_lost:
+        while (self._running or (self._supervision and self._supervision.waiting)) and not self.is_lost:
             ready = self._selector.select(_LOOK_S)
             self._channel.read_nowait()
             for key, _ in ready:
@@ -152,11 +153,12 @@ class Crew:
         return len(self._channel.ranks) == self._size
 
     def _replace_dead(self, now: float) -> None:
-        if self._supervision is None or self._stopping.has_begun:
+        if self._supervision is None or self._stopping.has_begun or self.is_lost:
             return
-        for _ in range(self._supervision.take_due(now)):
-            self.start(self._vacant.pop(0), self._replacement)
-        while self._asked_for and self._vacant and not self._supervision.is_over:
+        if self._supervision.waiting:  # to count steps may take a while
+            for _ in range(self._supervision.take_due(self._count_steps(), now)):
+                self.start(self._vacant.pop(0), self._replacement)
+        while self._asked_for and len(self._vacant) > self._supervision.waiting and not self._supervision.is_over:
             self._asked_for -= 1
             self.start(self._vacant.pop(0), self._replacement)
         if self._supervision.is_over:
@@ -183,7 +185,7 @@ class Crew:
                 self.ends.append(end)
                 if self._supervision:
                     self._vacant.append(each.launch)
-                    self._supervision.note_end(end, self._count_steps(), now)
+                    self._supervision.note_end(end, self._count_steps(), len(self._running), now)
                     if not was_stopped and (code < 0 or code == LEFT):
                         what = "left, as it was asked to" if code == LEFT else end.manner
                         sys.stderr.write(f"phalanx: {end.name} {what}; the run goes on\n")
@@ -206,8 +208,10 @@ class _Worker:
         selector: selectors.BaseSelector,
         channel: RankChannel,
         nursery: Nursery | None,
+        logs: RankLogs | None,
     ) -> None:
         self.launch = launch
+        self._logs = logs
         self._number = number
         self._first_name = name
         self._size = size
@@ -255,9 +259,11 @@ class _Worker:
         """Whether it has told its rank."""
         return self._number in self._channel.ranks
 
-    def prefix(self, *, is_coloured: bool) -> bytes:
-        """Return what to print before each of its lines."""
-        return prefix(self.name, self._size, is_coloured=is_coloured)
+    def write(self, lines: list[bytes], target: BinaryIO, *, is_coloured: bool) -> None:
+        """Print lines that it has written, each with its name in front."""
+        write_lines(target, prefix(self.name, self._size, is_coloured=is_coloured), lines)
+        if self._logs:
+            self._logs.write(self.name, lines)
 
     def poll(self) -> int | None:
         """Return its exit code, or minus the signal that killed it; None while it runs."""
@@ -373,4 +379,4 @@ class _Pipe:
             self._source.close()
 
     def _write(self, lines: list[bytes]) -> None:
-        write_lines(self._target, self._worker.prefix(is_coloured=self._is_coloured), lines)
+        self._worker.write(lines, self._target, is_coloured=self._is_coloured)

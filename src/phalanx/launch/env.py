@@ -1,16 +1,17 @@
-"""Reads from the environment how this process was started. No other module reads the environment."""
+"""Reads from the environment how this process was started. Only this module and ``torch_env`` read it."""
 
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx.coordinator import check_times
 from phalanx.errors import ConfigError
 from phalanx.group import Over
+from phalanx.launch import torch_env
 from phalanx.transport import Credentials, Tls, format_address, is_loopback, parse_address, parse_token
 from phalanx.wire import Address
 
@@ -29,6 +30,8 @@ _SUPERSEDED = {
     "PHALANX_STALL",
     "PHALANX_CHANNEL",
     *_TLS_NAMES,
+    *torch_env.NAMES,
+    "TORCHELASTIC_USE_AGENT_STORE",  # torch would look for torchrun's store instead of making one
 }
 
 _log = logging.getLogger("phalanx")
@@ -42,7 +45,9 @@ class Launch:
 
     ``coordinator`` lists the addresses at which the coordinator may be. With ``is_hosted`` the launcher did not start
     one: rank 0 starts it, at the first of these addresses that is free. ``rank``, ``size``, ``patience_s`` and
-    ``stall_s`` are None if the coordinator decides them. ``channel`` is for ``tell_rank``.
+    ``stall_s`` are None if the coordinator decides them. ``channel`` is for ``tell_rank``. ``local`` is the number of
+    this worker among those that were started here with it, and how many these are. ``master`` is a free address for
+    programs that ask torch to connect them. Only launchers set the last two, for ``torch_variables``.
     """
 
     rank: int | None
@@ -56,6 +61,29 @@ class Launch:
     stall_s: float | None = None
     credentials: Credentials = field(default_factory=Credentials)
     channel: str | None = None
+    local: tuple[int, int] | None = None
+    master: Address | None = None
+
+    @classmethod
+    def joining(
+        cls,
+        coordinator: Address,
+        credentials: Credentials,
+        times: tuple[float | None, float | None],
+        over: Over = Over.AUTO,
+    ) -> "Launch":
+        """Return what to tell a worker that joins whatever group the coordinator has; ``times`` as ``read_times``."""
+        patience_s, stall_s = times
+        return cls(
+            rank=None,
+            size=None,
+            job="",
+            coordinator=(coordinator,),
+            over=over,
+            patience_s=patience_s,
+            stall_s=stall_s,
+            credentials=credentials,
+        )
 
 
 def read_launch() -> Launch | None:
@@ -121,8 +149,7 @@ def find_launch(environ: Environ) -> Launch | None:
 
     Raises ConfigError, which names the variable, if one is missing or makes no sense.
     """
-    # srun comes late: both torchrun and mpirun may themselves be started by it, and then leave its variables in place.
-    for find in (_under_phalanx, _under_torchrun, _under_open_mpi, _under_srun, _under_mpich):
+    for find in (_under_phalanx, *_LAUNCHERS):
         if launch := find(environ):
             return launch if launch.size != 1 or not launch.is_hosted else None
     if "PHALANX_COORDINATOR" in environ:
@@ -131,6 +158,13 @@ def find_launch(environ: Environ) -> Launch | None:
             "mpirun, set PHALANX_RANK, PHALANX_SIZE and PHALANX_JOB too, or unset PHALANX_COORDINATOR to run alone"
         )
     return None
+
+
+def read_outer_launch() -> Launch | None:
+    """Return what torchrun, mpirun or srun told this process, also if it is the only one; None if we started it."""
+    if _under_phalanx(os.environ):
+        return None
+    return next(filter(None, (find(os.environ) for find in _LAUNCHERS)), None)
 
 
 def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
@@ -152,6 +186,7 @@ def worker_environ(launch: Launch, threads: int) -> dict[str, str]:
         told["PHALANX_STALL"] = str(launch.stall_s)
     if launch.channel is not None:
         told["PHALANX_CHANNEL"] = launch.channel
+    told |= torch_env.torch_variables(launch.rank, launch.size, launch.local, launch.master)
     # Without CUBLAS_WORKSPACE_CONFIG, cuBLAS may add up in another order each time.
     defaults = {"OMP_NUM_THREADS": str(threads), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return {**defaults, **credentials_environ(launch.credentials), **told}
@@ -169,6 +204,11 @@ def credentials_environ(credentials: Credentials) -> dict[str, str]:
 def wants_colour(*, is_terminal: bool) -> bool:
     """Return whether to write in colours: only to a terminal that has them, and unless NO_COLOR is set."""
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def read_settings(names: Sequence[str]) -> dict[str, str]:
+    """Return those of the variables ``names`` that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def parse_over(text: str, name: str) -> Over:
@@ -354,3 +394,7 @@ def _text(environ: Environ, name: str) -> str:
             "workers with phalanx run, torchrun, srun or mpirun"
         )
     return text
+
+
+# srun comes late: both torchrun and mpirun may themselves be started by it, and then leave its variables in place.
+_LAUNCHERS = (_under_torchrun, _under_open_mpi, _under_srun, _under_mpich)

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +13,12 @@ from phalanx.coordinator import Coordinator, Terms
 from phalanx.errors import ConfigError
 from phalanx.group import Over
 from phalanx.launch.crew import Crew, Signals
-from phalanx.launch.env import Launch, worker_environ
+from phalanx.launch.env import LOOPBACK, Launch, worker_environ
 from phalanx.launch.nursery import Nursery
+from phalanx.launch.output import RankLogs
 from phalanx.launch.stopping import Stopping
 from phalanx.launch.supervision import LEFT, Supervision
+from phalanx.launch.torch_env import reserve_port
 from phalanx.launch.verdict import judge
 from phalanx.transport import Credentials, make_token, shortage_in_words, usable_cpus
 from phalanx.wire import Address
@@ -30,7 +32,7 @@ class Program:
     ``stall_s`` are None for the defaults. ``grace_s`` is how long workers that have joined may take to end after a
     signal. They get ``stop_signal``, or the signal that arrived. With ``may_leave`` that makes them leave a run that
     goes on without them, which is no failure. With ``has_ranks``, worker number n asks for rank n; otherwise workers
-    get their ranks when they join.
+    get their ranks when they join. With ``log_dir``, the output of each rank is also written to a file there.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Program:
     stop_signal: signal.Signals | None = None
     may_leave: bool = False
     has_ranks: bool = True
+    log_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -71,35 +74,34 @@ def run(program: Program, credentials: Credentials | None = None) -> int:
     terms = Terms.exactly(program.workers, job, patience_s=program.patience_s, stall_s=program.stall_s)
     with shortage_in_words("cannot start the coordinator"):
         serving = Coordinator(terms=terms, credentials=credentials)
-    with serving as coordinator:
+    machines = [rank * program.hosts // program.workers for rank in range(program.workers)]
+    with serving as coordinator, reserve_port(LOOPBACK) as master:
         launches = [
             Launch(
                 rank=rank if program.has_ranks else None,
                 size=program.workers,
                 job=job,
                 coordinator=(coordinator.address,),
-                host=f"host{rank * program.hosts // program.workers}" if program.hosts > 1 else None,
+                host=f"host{machine}" if program.hosts > 1 else None,
                 over=program.over,
                 credentials=credentials,
+                local=(machines[:rank].count(machine), machines.count(machine)),
+                master=master,
             )
-            for rank in range(program.workers)
+            for rank, machine in enumerate(machines)
         ]
         return start(program, launches)
 
 
 def join(program: Program, coordinator: Address, credentials: Credentials) -> int:
     """Run the program on workers that join the group of a running coordinator, and return the exit status."""
-    launch = Launch(
-        rank=None,
-        size=None,
-        job="",
-        coordinator=(coordinator,),
-        over=program.over,
-        patience_s=program.patience_s,
-        stall_s=program.stall_s,
-        credentials=credentials,
-    )
-    return start(program, [launch] * program.workers)
+    launch = Launch.joining(coordinator, credentials, (program.patience_s, program.stall_s), program.over)
+    return start(program, number_here([launch] * program.workers))
+
+
+def number_here(launches: Sequence[Launch]) -> list[Launch]:
+    """Return the launches, each with its number among them."""
+    return [replace(launch, local=(number, len(launches))) for number, launch in enumerate(launches)]
 
 
 def start(program: Program, launches: Sequence[Launch]) -> int:
@@ -133,7 +135,7 @@ def supervise(
     ``has_others`` returns whether others than these processes are in the run, too. ``beside`` makes what goes on beside
     the workers.
     """
-    supervision = Supervision(len(launches))
+    supervision, launches = Supervision(len(launches)), number_here(launches)
     assert program.is_module, "only a module can be imported beforehand"
     with ExitStack() as closing:
         threads = max(1, usable_cpus() // len(launches))
@@ -162,7 +164,8 @@ def _run(
 ) -> Ending:
     stopping = Stopping(program.grace_s, program.stop_signal)
     stall_s = Terms.exactly(None, stall_s=program.stall_s).stall_s
-    with Signals() as signals, make_crew(stopping=stopping, stall_s=stall_s) as crew:
+    logs = RankLogs(program.log_dir) if program.log_dir else None
+    with Signals() as signals, make_crew(stopping=stopping, stall_s=stall_s, logs=logs) as crew:
         try:
             for launch in launches:
                 crew.start(launch, program.command)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 CUT_SIGNAL = signal.SIGUSR2
 HANG_SIGNAL = signal.SIGALRM
+AWAY = 1.5
+"""So long a worker is stopped or hangs when that is asked for: so many times the stall time."""
 
 
 def allow_mishaps(hang_s: float) -> None:

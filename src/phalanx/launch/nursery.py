@@ -63,9 +63,10 @@ class Nursery:
             while (answer := self._read(deadline - time.monotonic())) is not None:
                 if "started" in answer:
                     return Sprout(answer["started"], self)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot start a worker: {error}") from error
-        raise ConfigError("cannot start a worker: the process that starts them does not answer")
+        except OSError as error:
+            words = f"process {self.pid}, which starts the workers, has ended ({error.strerror})"
+            raise ConfigError(f"cannot start a worker: {words}; look at the memory of this machine") from error
+        raise ConfigError(f"cannot start a worker: process {self.pid}, which starts them, does not answer; look at it")
 
     def code_of(self, pid: int) -> int | None:
         """Return the exit code of a worker, or minus the signal that killed it; None while it runs."""
@@ -96,7 +97,10 @@ class Nursery:
         """Return the next message, if one comes in time, after noting the exit code that it may tell."""
         if not select.select([self._ours], [], [], max(0.0, wait_s))[0]:
             return None
-        data = self._ours.recv(_MOST_BYTES)
+        try:
+            data = self._ours.recv(_MOST_BYTES)
+        except ConnectionError:
+            data = b""  # it was killed, and had not read all requests
         if not data:
             self._process.wait()
             return None

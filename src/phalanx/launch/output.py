@@ -1,7 +1,10 @@
 """Printing the output of several workers: whole lines, each marked with its rank."""
 
+import sys
+from pathlib import Path
 from typing import BinaryIO
 
+from phalanx.errors import ConfigError
 from phalanx.launch.verdict import Name
 
 _LONGEST_LINE_BYTES = 1 << 16
@@ -42,6 +45,34 @@ class Tail:
     def text(self) -> str:
         """Return the output that was kept. Bytes that are not text are replaced."""
         return self._bytes.decode(errors="replace")
+
+
+class RankLogs:
+    """A file for each rank in ``folder``, with all that it writes. Lines are added to files that are there.
+
+    What a worker writes before its rank is known is in a file with its number. If a file cannot be written, one line on
+    stderr says so, and the run goes on without it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._has_failed = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make {folder} for the logs: {error.strerror}; name another --log-dir") from error
+
+    def write(self, name: Name, lines: list[bytes]) -> None:
+        """Add lines of the worker that is called ``name`` now."""
+        if not lines or self._has_failed:
+            return
+        file = self._folder / f"{name.noun}-{name.number}.log"
+        try:
+            with file.open("ab") as log:
+                log.write(b"".join(line.removesuffix(b"\r") + b"\n" for line in lines))
+        except OSError as error:
+            self._has_failed = True
+            sys.stderr.write(f"phalanx: cannot write {file}: {error.strerror}; the run goes on without logs\n")
 
 
 def prefix(name: Name, size: int, *, is_coloured: bool) -> bytes:

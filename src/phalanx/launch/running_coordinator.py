@@ -37,7 +37,6 @@ class RunningCoordinator:
         self._is_ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self.address = bind
-        self.restarts = 0
         self._failure = ""
         self._thread = threading.Thread(target=self._keep_going, name="phalanx-coordinator-watch", daemon=True)
         self._thread.start()
@@ -79,7 +78,6 @@ class RunningCoordinator:
             if soon > _MOST_SOON:
                 sys.stderr.write(f"phalanx: the coordinator keeps dying and is given up; see {self._log}\n")
                 break
-            self.restarts += 1
         self._is_ready.set()
 
     def _run_once(self) -> int:

@@ -16,12 +16,17 @@ import sys
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def become(launcher: int, program: list[str]) -> None:
-    """Replace this process by Python running ``program``. On Linux, the kernel kills it when ``launcher`` dies."""
+def die_with(launcher: int) -> None:
+    """Let the kernel kill this process when ``launcher``, its parent, dies; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # the launcher died before prctl took effect
         sys.exit(1)
+
+
+def become(launcher: int, program: list[str]) -> None:
+    """Replace this process by Python running ``program``. On Linux, it dies with ``launcher``."""
+    die_with(launcher)
     os.execv(sys.executable, [sys.executable, "-u", *program])  # noqa: S606 - the user's own program
 
 

@@ -33,6 +33,22 @@ class Transport(Enum):
     STAR = "star"
 
 
+class EngineChoice(Enum):
+    """What carries gradients between workers."""
+
+    PHALANX = "phalanx"
+    TORCH = "torch"
+
+
+class TorchBackend(Enum):
+    """The backend of torch.distributed."""
+
+    AUTO = "auto"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    MPI = "mpi"
+
+
 class Device(Enum):
     """The device that the model is on."""
 
@@ -166,12 +182,21 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     threads_per_worker: Annotated[
         int, Meta(ge=1, le=2**10, description="Threads of each worker; another number may give other bits.")
     ] = 1
+    engine: Annotated[
+        EngineChoice, Meta(description="What carries gradients: our own transports, or torch.distributed.")
+    ] = EngineChoice.PHALANX
+    torch_backend: Annotated[
+        TorchBackend, Meta(description="With engine torch: its backend; auto is NCCL on GPUs and else Gloo.")
+    ] = TorchBackend.AUTO
     transport: Annotated[Transport, Meta(description="How gradients are exchanged.")] = Transport.AUTO
     zero: Annotated[bool, Meta(description="Whether workers share the optimizer state (ZeRO-1).")] = False
     paranoid: Annotated[
         bool, Meta(description="Whether to look for bits that a faulty machine changes in gradients and state.")
     ] = False
     device: Annotated[Device, Meta(description="The device that the model is on.")] = Device.AUTO
+    gpu: Annotated[
+        int | None, Meta(description="The number of the GPU of all workers; by default they take turns among all GPUs.")
+    ] = None
     directory: Annotated[
         str | None, Meta(description="The directory of the run; by default a new one under runs/.")
     ] = None
@@ -179,6 +204,9 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     keep: Annotated[
         int, Meta(ge=1, le=10**9, description="How many of the latest checkpoints to keep, besides the best.")
     ] = 3
+    telemetry: Annotated[
+        bool, Meta(description="Whether workers record what they do when, for phalanx trace and phalanx blame.")
+    ] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,6 +215,12 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError(
                 f"run.min_workers {self.min_workers} is more than run.workers {self.workers}: lower it, or raise those"
             )
+        if self.gpu is not None and (self.gpu < 0 or self.device is Device.CPU):
+            raise ConfigError(f"run.gpu is the number of a GPU, from 0 on, and run.device is not cpu: not {self.gpu}")
+        if self.engine is EngineChoice.TORCH:
+            self._check_torch()
+        elif self.torch_backend is not TorchBackend.AUTO:
+            raise ConfigError("run.torch_backend is for run.engine torch: pass --engine torch too, or leave it out")
         if self.zero and self.transport is Transport.STAR:
             raise ConfigError(
                 "workers that reach only a gradient server cannot share the optimizer: pass --no-zero, or another "
@@ -197,6 +231,18 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 "workers that reach only a gradient server cannot check sums: pass --no-paranoid, or another "
                 "--transport"
             )
+
+    def _check_torch(self) -> None:
+        """Raise ConfigError if something is asked for that only our own transports can do."""
+        asked = {
+            "--transport": self.transport is not Transport.AUTO,
+            "--zero": self.zero,
+            "--paranoid": self.paranoid,
+            "a range of workers": self.min_workers not in (1, self.workers),
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                raise ConfigError(f"{name} needs our own transports: leave it out, or leave out --engine torch")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

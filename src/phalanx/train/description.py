@@ -14,7 +14,14 @@ from phalanx.train.config import SECTIONS, Config, fields_of
 from phalanx.train.config_text import format_config, parse_config
 from phalanx.train.data import Corpus
 
-_MAY_DIFFER = ("data.path", "run.workers", "run.min_workers", "run.directory", "run.device")  # device: see below
+_MAY_DIFFER = (
+    "data.path",
+    "run.workers",
+    "run.min_workers",
+    "run.directory",
+    "run.device",
+    "run.gpu",
+)  # device: see below
 _RUN = 2**24
 _Word = Annotated[str, Meta(max_length=200)]
 
@@ -34,7 +41,8 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class RunDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What decides the bits of a run: its config, its data, and what computes it.
 
-    ``run`` is a word of its own. Machines that lack the data get it at the addresses that ``offers_data`` lists.
+    ``run`` is a word of its own, and ``directory`` where the run is saved. Machines that lack the data get it at the
+    addresses that ``offers_data`` lists.
     """
 
     config: Annotated[str, Meta(max_length=2**18)]
@@ -44,6 +52,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     torch: _Word
     threads: Annotated[int, Meta(ge=1, lt=2**16)]
     device: _Word
+    directory: Annotated[str, Meta(max_length=2**13)] = ""
     offers_data: Annotated[tuple[_Word, ...], Meta(max_length=64)] = ()
 
     def read_config(self) -> Config:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from phalanx.elastic import may_write
 from phalanx.errors import ConfigError
 
 _NAP_S = 0.01
@@ -47,7 +48,7 @@ class Fence:
                 latest = self._read()
                 if latest < epoch:
                     os.pwrite(self._file, str(epoch).encode().ljust(_LINE_BYTES), 0)
-            yield latest <= epoch
+            yield may_write(latest, epoch)
         finally:
             with self._mutex:
                 self._inside -= 1

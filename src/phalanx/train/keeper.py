@@ -1,6 +1,7 @@
 """Saving a run: its log, its checkpoints and its result.
 
-Rank 0 writes everything, except that ranks that share the optimizer each write their own shard of a checkpoint.
+Rank 0 writes everything, except that ranks that share the optimizer each write their own shard of a checkpoint. Those
+that do not see the directory of the run send it to rank 0.
 """
 
 import math
@@ -11,9 +12,11 @@ from typing import Self, cast
 
 import msgspec
 
-from phalanx.errors import ConfigError, EpochChanged
+from phalanx.checkpoint import RemoteShards
+from phalanx.errors import ConfigError, EpochChanged, Halted, TransportError
 from phalanx.group import ElasticRun, Group
 from phalanx.parallel import Engine, Exchange, digest_weights
+from phalanx.telemetry import Activity, RecordWriter
 from phalanx.train.background import BackgroundSaves, State
 from phalanx.train.checkpoint import Best, Checkpoint, Pace, RunFacts, is_saved, prune, save, save_together
 from phalanx.train.config import Config
@@ -27,23 +30,30 @@ from phalanx.train.rundir import RunDir
 _SAMPLE_TOKENS = 160
 _PROMPT = b"def "
 _EXTRA = "recent"
+_WAITING = "the run has taken its last step: now it waits for a worker that can write its result"
+_LAST_S = 60.0  # for the last checkpoint of workers whose coordinator stays away
 _SURE = 3  # the first step that is kept in an epoch may have been committed in an earlier one
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """What every worker remembers, as it may become rank 0: steps that may be in no log, and the best checkpoint."""
+    """What every worker remembers, as it may become rank 0: steps that may be in no log, and the best checkpoint.
+
+    ``saved`` is the step of the last checkpoint.
+    """
 
     records: tuple[StepRecord, ...] = ()
     best: Best | None = None
+    saved: int = 0
 
     def after(self, record: StepRecord) -> "Recent":
         """Return what to remember after a step. A worker that has just come may know it already, from the others."""
         known = self.records if self.records and self.records[-1].step >= record.step else (*self.records, record)
-        return Recent(known, self.best)
+        return msgspec.structs.replace(self, records=known)
 
     def since(self, step: int) -> "Recent":
         """Return what to remember when all steps before ``step`` are in the log."""
-        return Recent(tuple(record for record in self.records if record.step >= step), self.best)
+        later = tuple(record for record in self.records if record.step >= step)
+        return msgspec.structs.replace(self, records=later)
 
 
 class Keeper:
@@ -51,17 +61,30 @@ class Keeper:
 
     Rank 0 writes. When another worker becomes rank 0, it writes what the last one did not come to write. It writes a
     checkpoint while the next steps are taken, except the last one, and those in shards. A worker of another machine
-    cannot write into the directory. If it is rank 0, nobody writes until one becomes rank 0 that can.
+    cannot write into the directory. If it is rank 0, nobody writes until one becomes rank 0 that can. ``home`` says
+    where the directory is, if not here, and ``saved`` is the step of the checkpoint that the run began with. Every rank
+    writes its own telemetry to ``records``, if there are any.
     """
 
     def __init__(
-        self, run: RunDir, config: Config, corpus: Corpus, exchange: Exchange | ElasticRun, best: Best | None = None
+        self,
+        run: RunDir,
+        config: Config,
+        corpus: Corpus,
+        exchange: Exchange | ElasticRun,
+        best: Best | None = None,
+        *,
+        saved: int = 0,
+        home: str = "",
+        records: RecordWriter | None = None,
     ) -> None:
         self._run = run
+        self._records = records
         self._config = config
         self._corpus = corpus
         self._exchange = exchange
-        self._recent = Recent(best=best)
+        self._recent = Recent(best=best, saved=saved)
+        self._home = home or str(run.path)
         self._fence = Fence(run.fence)
         self._saves = BackgroundSaves()
         self._log: StepLog | None = None
@@ -75,6 +98,8 @@ class Keeper:
         Before that, all ranks compare what is in it. So every checkpoint is from before a difference between ranks. If
         an earlier checkpoint could not be written, raise its error.
         """
+        if self._records:
+            self._records.flush()
         if self._is_writer:
             self._saves.check()
         is_due = is_last or (record.step + 1) % self._config.run.checkpoint_every == 0
@@ -89,32 +114,58 @@ class Keeper:
             self._recent = self._recent.since(record.step)
         held_out = math.inf if record.eval_loss is None else record.eval_loss
         lowest = self._recent.best.eval_loss if self._recent.best else math.inf
-        if is_due and self._is_kept and held_out < lowest:  # false for NaN
-            self._recent = Recent(self._recent.records, Best(record.step + 1, held_out))
+        if is_due and self._is_kept:
+            best = Best(record.step + 1, held_out) if held_out < lowest else self._recent.best  # false for NaN
+            self._recent = msgspec.structs.replace(self._recent, best=best, saved=record.step + 1)
         engine.extra[_EXTRA] = msgspec.msgpack.encode(self._recent)
         self._tokens += record.tokens
         self._write_log()
         if is_due and not is_last and not self._config.run.zero:
             self._begin_save(engine)
         elif is_due:
-            self._save(engine)
+            self._save(engine, is_last=is_last)
         return is_due
 
-    def save_before_end(self, engine: Engine) -> None:
-        """Save a checkpoint of a run that cannot go on, if this is rank 0 and has its whole state."""
-        if not self._config.run.zero and engine.step_number:
+    def save_before_end(self, engine: Engine) -> str:
+        """Save a checkpoint of a run that cannot go on, if that is possible, and return words that name the last one.
+
+        Rank 0 saves alone, unless the ranks share the optimizer: then the members of the last epoch save together.
+        """
+        if not engine.step_number or not self._is_kept:
+            return self._name_last(self._recent.saved)
+        if self._config.run.zero:
+            return self._save_shards_before_end(engine)
+        if not self._is_writer:
+            return f"rank 0 saves a checkpoint of it in {self._home} before it ends"
+        self._write_log()
+        self._save(engine)
+        return self._name_last(engine.step_number)
+
+    def _save_shards_before_end(self, engine: Engine) -> str:
+        step, last = engine.step_number, self._name_last(self._recent.saved)
+        try:
+            engine.meet_once_more(_LAST_S)
+            if self._is_writer and engine.step_number != step:
+                return f"the workers cannot save what they hold: rank 0 has no record of the last step; {last}"
             self._write_log()
-            self._save(engine)
+            self._save_shards(engine, is_last=False)
+        except (TransportError, EpochChanged, Halted) as error:
+            return f"the workers cannot save what they hold: {error}; {last}"
+        return self._name_last(engine.step_number)
+
+    def _name_last(self, step: int) -> str:
+        return f"the last checkpoint is that of step {step}, in {self._home}" if step else "there is no checkpoint yet"
 
     def conclude(self, engine: Engine) -> None:
         """On rank 0: write the result of the run, and a sample of text from the model."""
         if not self._is_kept:
-            raise EpochChanged("the run has taken its last step: now it waits for a worker that can write its result")
+            raise EpochChanged(_WAITING)
         if not self._is_writer:
             return
         self._write_log()
         self._saves.wait()
-        if not is_saved(self._run.checkpoints, engine.step_number):  # the last rank 0 died before that
+        is_missing = not is_saved(self._run.checkpoints, engine.step_number)
+        if is_missing and not self._config.run.zero:  # the last rank 0 died before that; shards are saved by all
             self._save(engine)
         last = self._log.last if self._log else None
         if last is None or last.step + 1 != engine.step_number:
@@ -196,7 +247,11 @@ class Keeper:
                 return
             self._log = self._log or StepLog(self._run.steps)
             for record in self._recent.records:
-                if self._log.last is None or record.step > self._log.last.step:
+                following = self._log.last.step + 1 if self._log.last else record.step
+                if record.step > following:
+                    words = f"{self._run.steps} lacks steps {following} to {record.step - 1}, which no worker remembers"
+                    raise ConfigError(f"{words}: continue from an earlier checkpoint with --resume {self._run.path}")
+                if record.step == following:
                     self._log.append(record)
 
     def _write_text(self, engine: Engine) -> bytes:
@@ -212,15 +267,18 @@ class Keeper:
         step, facts, best = engine.step_number, self._facts(), self._recent.best
 
         def write(state: State, pace: Pace) -> None:
+            began_ns = time.monotonic_ns()
             save(self._run.checkpoints, Checkpoint(step, state, facts), self._entering_as_first, pace)
             self._prune(best)
+            if self._records:
+                self._records.recorder.record(Activity.CHECKPOINT, began_ns)
 
         self._saves.begin(engine.state(), write)
 
-    def _save(self, engine: Engine) -> None:
+    def _save(self, engine: Engine, *, is_last: bool = True) -> None:
         is_first = self._is_writer
         if self._config.run.zero:
-            engine.together(lambda: self._save_shards(engine))
+            engine.together(lambda: self._save_shards(engine, is_last=is_last))
         elif is_first:
             self._saves.wait()
             now = Checkpoint(engine.step_number, engine.state(), self._facts())
@@ -233,12 +291,19 @@ class Keeper:
             if may_write:
                 prune(self._run.checkpoints, self._config.run.keep, best.step if best else None)
 
-    def _save_shards(self, engine: Engine) -> None:
+    def _save_shards(self, engine: Engine, *, is_last: bool) -> None:
+        """Save a checkpoint to which every rank adds its shard. If nobody can write it, only the last is waited for."""
         assert isinstance(self._members, Group), "the config refuses zero with a gradient server"
+        if not self._is_kept:
+            if is_last:
+                raise EpochChanged(_WAITING)
+            return
+        guests = self._exchange.guests if isinstance(self._exchange, ElasticRun) else ()
+        remote = RemoteShards(self._members, guests) if guests else None
         state = engine.state()
         files = {"model": state["model"]} if self._members.rank == 0 else {}
         checkpoint = Checkpoint(engine.step_number, files, self._facts())
-        save_together(self._run.checkpoints, checkpoint, state["optimizer"], self._members)
+        save_together(self._run.checkpoints, checkpoint, state["optimizer"], self._members, remote=remote)
 
     def _entering(self) -> AbstractContextManager[bool]:
         return self._fence.enter(self._epoch)

@@ -1,5 +1,6 @@
 """The training loop of one worker. All workers run the same loop."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -8,15 +9,16 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.buffers import even_part
+from phalanx.data import samples_of
 from phalanx.errors import ConfigError, ConnectError, Halted, RemoteError, WeightsDiverged
 from phalanx.group import ElasticRun
 from phalanx.parallel import Engine, Exchange, Leaf, Report
+from phalanx.telemetry import OFF, Activity, Recorder
 from phalanx.train.checkpoint import Checkpoint
 from phalanx.train.config import Config, Device
 from phalanx.train.data import Corpus
 from phalanx.train.keeper import Keeper
 from phalanx.train.model import Transformer, loss
-from phalanx.train.order import samples_of
 from phalanx.train.parts import list_parts
 from phalanx.train.record import StepRecord, float_bits
 from phalanx.train.schedule import learning_rate
@@ -42,12 +44,24 @@ def make_loss(
     return compute
 
 
-def choose_device(device: Device) -> torch.device:
-    """Return the torch device, or raise ConfigError if it is not there."""
+def choose_device(device: Device, gpu: int | None = None, local_rank: int = 0) -> torch.device:
+    """Return the torch device, or raise ConfigError if it is not there.
+
+    Workers of a machine, which have ``local_rank`` there, take turns among its GPUs, unless ``gpu`` is the one to use.
+    """
     has_gpu = torch.cuda.is_available()
-    if device is Device.CUDA and not has_gpu:
+    if (device is Device.CUDA or gpu is not None) and not has_gpu:
         raise ConfigError("torch finds no GPU here: pass --device cpu")
-    return torch.device("cuda" if has_gpu and device is not Device.CPU else "cpu")
+    if not has_gpu or device is Device.CPU:
+        return torch.device("cpu")
+    return torch.device("cuda", choose_gpu(gpu, local_rank, torch.cuda.device_count()))
+
+
+def choose_gpu(wanted: int | None, local_rank: int, count: int) -> int:
+    """Return the number of a worker's GPU, of ``count``: the one that is wanted, or else that of its turn."""
+    if wanted is not None and wanted >= count:
+        raise ConfigError(f"there is no GPU {wanted} here: pass --device cuda:0 to cuda:{count - 1}")
+    return local_rank % count if wanted is None else wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +103,10 @@ class Trainer:
         exchange: Exchange | ElasticRun,
         device: torch.device,
         start: Checkpoint | None = None,
+        recorder: Recorder = OFF,
     ) -> None:
         self._config = config
+        self._recorder = recorder
         self._exchange = exchange
         model = make_model(config, corpus.vocabulary, device)
         self.lanes = LaneBatches(config, corpus, device)
@@ -105,6 +121,7 @@ class Trainer:
             zero=config.run.zero,
             schedule=self._rate,
             paranoid=config.run.paranoid,
+            recorder=recorder,
         )
         if start:
             self.engine.load_state(start.files, start.step)
@@ -129,7 +146,9 @@ class Trainer:
         is_last = self.engine.step_number == self._config.train.steps
         try:
             for record, is_last in self._steps(wants_stop, wants_leave):
+                began_ns = time.monotonic_ns()
                 if keeper.keep(record, self.engine, is_last=is_last):
+                    self._recorder.record(Activity.CHECKPOINT, began_ns)
                     saved = self.engine.step_number
             if is_last:
                 self.engine.together(lambda: keeper.conclude(self.engine))
@@ -143,9 +162,11 @@ class Trainer:
                 self.exchange.halt(RemoteError(words, step=self.engine.step_number, rank=self.exchange.rank))
             raise
         except (ConnectError, Halted) as error:
-            if type(error) in (ConnectError, Halted):  # the coordinator stays away, or too few workers are left
-                keeper.save_before_end(self.engine)
-            raise
+            if type(error) not in (ConnectError, Halted):
+                raise
+            told = copy.copy(error)  # the coordinator stays away, or too few workers are left
+            told.args = (f"{error}; {keeper.save_before_end(self.engine)}",)
+            raise told from error
         finally:
             self.engine.close()
         return is_last
@@ -181,6 +202,7 @@ class Trainer:
             exchange_s=report.exchange_s,
             wait_s=report.wait_s,
             seconds=seconds,
+            lanes_s=report.lanes_s,
             eval_loss=self.engine.evaluate(self.lanes.held_out) if is_due else None,
         )
 

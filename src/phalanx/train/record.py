@@ -17,8 +17,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One committed step: its results, and where its time went.
 
     ``loss_bits`` is ``float_bits(loss)``: people read the digits, comparisons use the bits. ``digest`` is that of all
-    weights and buffers before the step. ``state_digest`` covers these and the optimizer state after the step, if a
-    checkpoint was saved then.
+    weights and buffers before the step. ``lanes_s`` is how long the slowest worker computed lanes: all of its lanes, or
+    after the loss of a worker those that were missing. ``state_digest`` covers weights, buffers and optimizer state
+    after the step, if a checkpoint was saved then.
     """
 
     step: _Count
@@ -33,6 +34,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     exchange_s: _Seconds
     wait_s: _Seconds
     seconds: _Seconds
+    lanes_s: _Seconds = 0.0
     eval_loss: float | None = None
     state_digest: str | None = None
 

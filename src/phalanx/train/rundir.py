@@ -78,6 +78,11 @@ class RunDir:
         return self.path / "events.jsonl"
 
     @property
+    def telemetry(self) -> Path:
+        """The folder in which every worker writes what it did when."""
+        return self.path / "telemetry"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
@@ -106,6 +111,11 @@ class RunDir:
     def coordinator_log(self) -> Path:
         """What the coordinator has logged."""
         return self.path / "coordinator.log"
+
+    @property
+    def address(self) -> Path:
+        """Where the coordinator listens, as long as the run goes on."""
+        return self.path / "coordinator.address"
 
     @property
     def chaos(self) -> Path:
@@ -167,6 +177,25 @@ class RunDir:
             return read_plain(self.word, _MOST_BYTES).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {self.word}: name another run directory") from error
+
+    @contextlib.contextmanager
+    def announce(self, address: str) -> Iterator[None]:
+        """Let people find the coordinator, which listens at ``address`` during the block."""
+        _replace(self.address, f"{address}\n".encode())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.address.unlink(missing_ok=True)
+
+    def read_address(self) -> str:
+        """Return where the coordinator listens; ConfigError if the run does not go on."""
+        try:
+            return read_plain(self.address, _MOST_BYTES).decode().strip()
+        except FileNotFoundError:
+            raise ConfigError(f"the run in {self.path} has no coordinator now: it is over, or just begins") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {self.address}: pass HOST:PORT instead") from error
 
     def write_result(self, result: Result) -> None:
         """Write the result, all of it or nothing. OSError if that fails."""

@@ -5,6 +5,7 @@ from phalanx.transport.address import format_address, is_loopback, own_hosts, pa
 from phalanx.transport.arena import HALF_BYTES, Arena, ArenaSegments, Post
 from phalanx.transport.bell import Bell
 from phalanx.transport.connector import Connector, LazyLink, TcpConnector
+from phalanx.transport.control_group import memory_limit_bytes
 from phalanx.transport.cpus import usable_cpus
 from phalanx.transport.credentials import Credentials, Tls, make_token, parse_token
 from phalanx.transport.deadline import Deadline
@@ -13,7 +14,7 @@ from phalanx.transport.fork import close_in_children
 from phalanx.transport.link import Link, Waitable, wait_for_links
 from phalanx.transport.memory import MemoryConnector, memory_pair
 from phalanx.transport.pages import allocate_pages
-from phalanx.transport.pending import Pending
+from phalanx.transport.pending import Pending, drop_variables
 from phalanx.transport.segment import (
     Place,
     are_together,
@@ -21,6 +22,7 @@ from phalanx.transport.segment import (
     host_identity,
     keep_apart,
     machine_of,
+    simulated_machine_of,
     why_apart,
     why_not_share_memory,
 )
@@ -64,6 +66,7 @@ __all__ = [
     "can_share_memory",
     "close_in_children",
     "connect",
+    "drop_variables",
     "format_address",
     "host_identity",
     "is_loopback",
@@ -71,11 +74,13 @@ __all__ = [
     "keep_apart",
     "machine_of",
     "make_token",
+    "memory_limit_bytes",
     "memory_pair",
     "own_hosts",
     "parse_address",
     "parse_token",
     "shortage_in_words",
+    "simulated_machine_of",
     "usable_cpus",
     "wait_for_links",
     "why_apart",

@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,12 +22,16 @@ from phalanx.transport import futex, membarrier
 from phalanx.transport.cpus import usable_cpus
 from phalanx.transport.deadline import Deadline
 from phalanx.transport.epoch import Epoch, Wait
+from phalanx.transport.lifeline import LIFELINE_BYTES, Lifeline
 from phalanx.transport.segment import PAGE_BYTES, Place, Segment, map_segment
 from phalanx.transport.segment_pool import Location, SegmentPool
+from phalanx.transport.serial_executor import is_in_background
 
 Bytes = npt.NDArray[np.uint8]
 
-HALF_BYTES = 1 << 20  # of the memory through which a rank copies data: one half is written while the other is read
+HALF_BYTES = 4 << 20  # of the memory through which a rank copies data: one half is written while the other is read
+_SMALLEST_CHUNK_BYTES = 1 << 20
+_CHUNKS_BYTES = 16 << 20  # of all ranks together: more would leave the cache before it is read
 WORDS_BYTES = 16  # what a rank says about its call, beside where its data lies
 
 _SLOT = struct.Struct(
@@ -47,6 +51,7 @@ _NAP_S = 5e-3  # a sleeper is woken, so this is only how often it checks whether
 _FIRST_NAP_S, _LONGEST_NAP_S = (_NAP_S, _NAP_S) if futex.IS_THERE else (20e-6, 1e-3)
 _NOTHING: Bytes = np.empty(0, np.uint8)
 _COUNT, _HAS_CLOSED, _IS_NAPPING = range(3)  # the first words of a board
+_LIFELINE = 32  # where a board has its rank's lifeline
 
 
 class Post(NamedTuple):
@@ -94,7 +99,7 @@ class Arena:
         self.index = index
         self.ranks = tuple(ranks)
         self.waited_s = dict.fromkeys(ranks, 0.0)
-        self.pool = SegmentPool([place.pid for place in boards])
+        self.pool = SegmentPool(self.ranks, [place.pid for place in boards])
         self._boards = [
             own.board.memory if position == index else map_segment(place, writable=False)
             for position, place in enumerate(boards)
@@ -107,12 +112,29 @@ class Arena:
         self._meetings = 0
         self._calls = 0
         self._chunks = 0
-        self._spins = _SPINS if len(ranks) <= usable_cpus() else 0  # spinning would steal the core a peer needs
+        self._lifeline: Lifeline | None = None
+        cpus = usable_cpus()
+        self._spins = _SPINS if len(ranks) <= cpus else 0  # spinning would steal the core a peer needs
+        self._is_crowded = 2 * len(ranks) > cpus  # by a thread of each rank that exchanges while another computes
 
     @property
     def size(self) -> int:
         """How many ranks share this memory."""
         return len(self.ranks)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much a rank copies at a time. Larger chunks need fewer meetings; many ranks get smaller ones."""
+        return min(HALF_BYTES, max(_SMALLEST_CHUNK_BYTES, _CHUNKS_BYTES // self.size))
+
+    def watch(self, on_death: Callable[[int], None]) -> None:
+        """Watch the next rank of the host from now on. ``on_death`` gets its number if its process dies."""
+        next_index = (self.index + 1) % self.size
+        own, other = (
+            np.frombuffer(self._boards[index], np.uint8, LIFELINE_BYTES, _LIFELINE)
+            for index in (self.index, next_index)
+        )
+        self._lifeline = Lifeline(own, other, lambda: on_death(self.ranks[next_index]))
 
     # Meeting
 
@@ -142,7 +164,8 @@ class Arena:
     def wait(self, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool = False) -> None:
         """Wait until all ranks of the host have come to the meeting this rank came to last.
 
-        A patient waiter sleeps immediately instead of spinning first, and so leaves its CPU to other threads.
+        A patient waiter sleeps immediately instead of spinning first, and so leaves its CPU to other threads. On a
+        crowded machine, whoever exchanges in the background is patient.
         """
         meeting = self._meetings
         for index, count in enumerate(self._counts):
@@ -175,6 +198,8 @@ class Arena:
         Closing twice is harmless.
         """
         if self._counts:
+            if self._lifeline:
+                self._lifeline.close()
             self._counts[self.index][_HAS_CLOSED] = 1
             self.pool.close()
             self._boards, self._counts, self._halves = [], [], []
@@ -184,6 +209,7 @@ class Arena:
         self, index: int, meeting: int, deadline: Deadline, epoch: Epoch, during: object, *, is_patient: bool
     ) -> None:
         count = self._counts[index]
+        is_patient = is_patient or (self._is_crowded and is_in_background())
         for _ in range(0 if is_patient else self._spins):
             if count[_COUNT] >= meeting:
                 return

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from phalanx.errors import PhalanxError
+from phalanx.telemetry import OFF, Recorder
 from phalanx.transport.fork import close_in_children
 from phalanx.transport.shortage import shortage_in_words
 
@@ -42,6 +43,8 @@ class Epoch:
     def __init__(self, number: int) -> None:
         self.number = number
         self._waits: dict[int, tuple[Wait, float]] = {}  # by thread: a group may wait in several at once; since when
+        self.recorder: Recorder = OFF
+        """Records every wait that is not short."""
         self.suspect_mismatch: Callable[[], None] = lambda: None
         self.left: frozenset[int] = frozenset()
         self.error: PhalanxError | None = None
@@ -63,7 +66,10 @@ class Epoch:
 
     def end_wait(self) -> None:
         """Say that this thread waits no longer."""
-        self._waits.pop(threading.get_ident(), None)
+        ended = self._waits.pop(threading.get_ident(), None)
+        if ended and self.recorder.is_on and ended[0].ranks:
+            wait, since = ended
+            self.recorder.record_wait(wait.ranks[0], int(since * 1e9))
 
     @property
     def waiting(self) -> Waited | None:
@@ -94,3 +100,4 @@ class Epoch:
         """Give the descriptors back. Closing twice is harmless."""
         self._read_end.close()
         self._write_end.close()
+        self.suspect_mismatch = lambda: None  # it may keep this epoch alive

@@ -1,12 +1,29 @@
 """The result of an operation that is still going on."""
 
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from phalanx.errors import DeadlineExceeded
 
 Result = TypeVar("Result")
+Error = TypeVar("Error", bound=BaseException)
+
+
+def drop_variables(error: Error) -> Error:
+    """Return an error when the frames it has come through, and the errors behind it, have dropped their variables.
+
+    Otherwise these live as long as the error: buffers of a group that is over, and in circles the error itself. The
+    lines of its traceback stay.
+    """
+    behind: BaseException | None = error
+    seen = set()  # errors can be behind each other in a circle
+    while behind is not None and id(behind) not in seen:
+        seen.add(id(behind))
+        traceback.clear_frames(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__
+    return error
 
 
 class Pending(Generic[Result]):
@@ -22,6 +39,11 @@ class Pending(Generic[Result]):
     def is_done(self) -> bool:
         """Whether ``wait`` would return or raise at once."""
         return self._finished.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong; None if nothing did, or nothing has yet."""
+        return self._error
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """Return the result, or raise what went wrong.
@@ -43,8 +65,10 @@ class Pending(Generic[Result]):
         try:
             self._result = make_result()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
-            self._error = error
+            trace = error.__traceback__
+            self._error = drop_variables(error.with_traceback(trace and trace.tb_next))
         self._finished.set()
+        del self, make_result  # the frames of the error keep this one alive, and it would keep the error alive
 
     def fail(self, error: BaseException) -> None:
         """Keep an error that came instead of the result."""

@@ -118,7 +118,12 @@ def keep_apart(host: str) -> str:
 
 def are_together(hosts: Iterable[str]) -> bool:
     """Return whether hosts are one machine, or one simulated machine, even if they keep apart."""
-    return len({host.partition(_APART)[0] for host in hosts}) == 1
+    return len(set(map(simulated_machine_of, hosts))) == 1
+
+
+def simulated_machine_of(host: str) -> str:
+    """Return the machine, or the simulated machine, of a host that is given by its identity."""
+    return host.partition(_APART)[0]
 
 
 def why_apart(host: str, other: str) -> str | None:
@@ -133,8 +138,12 @@ def why_apart(host: str, other: str) -> str | None:
 
 
 def host_identity() -> str:
-    """Return a word that two ranks share only if they can map each other's segments: same boot, namespace and user."""
+    """Return a word that two ranks share only if they can map each other's segments: same boot, namespace and user.
+
+    Ranks in different network namespaces are different hosts, too: who separates networks wants machines.
+    """
     if not can_share_memory():
-        return f"{socket.gethostname()}/{os.urandom(8).hex()}"
+        return keep_apart(socket.gethostname())
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{os.getuid()}"  # noqa: PTH116 - the link itself is the name
+    processes, network = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "net"))  # noqa: PTH116 - a link
+    return f"{boot}/{processes}/{os.getuid()}/{network}"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.errors import PeerLost
 from phalanx.transport.segment import Place, Segment, is_there, map_segment
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,7 +36,8 @@ class SegmentPool:
     A segment is closed and unmapped when the last array that uses it is gone.
     """
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], pids: Sequence[int]) -> None:
+        self._ranks = ranks
         self._pids = pids
         # Single operations on a dictionary are safe even if the end of an array interrupts them, in whatever thread.
         self._own: dict[int, _Span] = {}
@@ -62,8 +64,7 @@ class SegmentPool:
 
     def map_shared(self, index: int, location: Location, size_bytes: int) -> Bytes:
         """Return the memory that the rank at ``index`` created for all."""
-        place = Place(self._pids[index], location.descriptor, location.inode)
-        whole = np.frombuffer(map_segment(place, writable=True), np.uint8)
+        place, whole = self._map(index, location, writable=True)
         self._remember_shared(whole, place)
         return whole[:size_bytes]
 
@@ -82,9 +83,7 @@ class SegmentPool:
         found = self._mapped.get(location.inode)
         if found is None:
             self._mapped = {inode: found for inode, found in self._mapped.items() if is_there(found[0])}
-            place = Place(self._pids[index], location.descriptor, location.inode)
-            found = place, np.frombuffer(map_segment(place, writable=False), np.uint8)
-            self._mapped[location.inode] = found
+            found = self._mapped[location.inode] = self._map(index, location, writable=False)
         return found[1][location.offset + start : location.offset + stop]
 
     def close(self) -> None:
@@ -92,6 +91,15 @@ class SegmentPool:
         while self._open:
             self._open.popitem()[1].release()
         self._mapped = {}
+
+    def _map(self, index: int, location: Location, *, writable: bool) -> tuple[Place, Bytes]:
+        place = Place(self._pids[index], location.descriptor, location.inode)
+        try:
+            return place, np.frombuffer(map_segment(place, writable=writable), np.uint8)
+        except OSError as error:  # the arena could be mapped, so permissions are right
+            rank = self._ranks[index]
+            words = f"rank {rank} (process {place.pid}) has ended, or left this call, before its memory was mapped here"
+            raise PeerLost(words, peer=rank) from error
 
     def _remember_shared(self, whole: Bytes, place: Place) -> None:
         span = _span(whole, place)

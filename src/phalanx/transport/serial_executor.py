@@ -11,6 +11,13 @@ from phalanx.transport.pending import Pending
 
 Result = TypeVar("Result")
 
+_here = threading.local()
+
+
+def is_in_background() -> bool:
+    """Return whether this thread carries out operations that were submitted, while its program may compute."""
+    return getattr(_here, "is_executor", False)
+
 
 class SerialExecutor:
     """Runs operations one at a time: a blocking one in the caller's thread if nothing waits, the others in its own.
@@ -48,15 +55,20 @@ class SerialExecutor:
             self._arrived.notify()
         return pending
 
-    def close(self) -> None:
-        """Finish what was submitted, then stop. Closing twice is harmless."""
+    def stop(self) -> None:
+        """Take nothing more, and let the thread end when it is done. Stopping twice is harmless."""
         with self._arrived:
             self._is_closing = True
             self._arrived.notify()
+
+    def close(self) -> None:
+        """Finish what was submitted, then stop. Closing twice is harmless."""
+        self.stop()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _work(self) -> None:
+        _here.is_executor = True
         while True:
             with self._arrived:
                 self._arrived.wait_for(lambda: self._waiting or self._is_closing)

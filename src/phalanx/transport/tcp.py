@@ -213,7 +213,7 @@ def _try(address: Address, deadline: Deadline, prove: Prove | None, failures: _F
 def _reach(candidate: socket.socket, where: tuple[Any, ...], patience: Deadline) -> socket.socket:
     # Any: what getaddrinfo gives, each family its own
     try:
-        candidate.settimeout(patience.remaining_s())
+        candidate.settimeout(max(0.001, patience.remaining_s()))  # zero would mean not to wait at all
         candidate.connect(where)
         if candidate.getsockname() == candidate.getpeername():
             raise ConnectionRefusedError(0, "nobody listens there")  # TCP met itself

@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     LINK = 2
     STAR = 3
     DATA = 4
+    PROBE = 5
 
     @property
     def server(self) -> str:
@@ -49,6 +50,7 @@ _SERVERS = {
     Purpose.LINK: "worker",
     Purpose.STAR: "gradient server",
     Purpose.DATA: "server of data",
+    Purpose.PROBE: "doctor",
 }
 
 

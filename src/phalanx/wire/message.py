@@ -22,6 +22,10 @@ Name = Annotated[str, Meta(max_length=256)]
 Key = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, Meta(max_length=64)]
 Facts = Annotated[bytes, Meta(max_length=2**19)]
+Note = Annotated[bytes, Meta(max_length=2**14)]
+LongText = Annotated[str, Meta(max_length=2**16)]
+Batch = Annotated[bytes, Meta(max_length=10**6)]
+Nanoseconds = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
 class Address(Value, frozen=True):
@@ -56,6 +60,8 @@ class Cause(Enum):
 
     LOST = "lost"
     """A rank's connection closed without a Leave."""
+    DIED = "died"
+    """A rank saw the process of another rank of its host die. Only ranks say this: for the coordinator, it is lost."""
     LEFT = "left"
     """A rank closed its group while another rank still needed it."""
     STALLED = "stalled"
@@ -205,6 +211,38 @@ class Waiting(Tagged, frozen=True):
     cpu_s: Seconds
 
 
+class AskTime(Tagged, frozen=True):
+    """A worker asks for the time of the coordinator's monotonic clock. ``asked_ns`` is the time of its own."""
+
+    asked_ns: Nanoseconds
+
+
+class TellTime(Tagged, frozen=True):
+    """The coordinator tells the time of its monotonic clock, and repeats what the question said."""
+
+    asked_ns: Nanoseconds
+    now_ns: Nanoseconds
+
+
+class Records(Tagged, frozen=True):
+    """A worker that cannot write what the run leaves behind sends a batch of its telemetry."""
+
+    batch: Batch
+
+
+class AskStacks(Tagged, frozen=True):
+    """What does the Python code of ``rank`` do? From a client that is not a worker, then from the coordinator to it."""
+
+    rank: Rank
+
+
+class Stacks(Tagged, frozen=True):
+    """The Python stacks of all threads of a rank, or why there are none: from the worker, then to who has asked."""
+
+    rank: Rank
+    words: LongText
+
+
 class Leave(Tagged, frozen=True):
     """The sender leaves on purpose; ``is_over`` says that the run has come to its end for everybody."""
 
@@ -278,6 +316,23 @@ class Described(Tagged, frozen=True):
     facts: Facts | None
 
 
+class PostNote(Tagged, frozen=True):
+    """A client that is not a worker posts a note for all clients that post notes. The coordinator does not read it."""
+
+    note: Note
+
+
+class PostedNote(Tagged, frozen=True):
+    """A note of ``author``, a number that stands for one connection; None if that connection has closed.
+
+    Each client gets its own notes, too. ``time_s`` is the coordinator's clock as it sends this, in seconds since 1970.
+    """
+
+    author: Number
+    note: Note | None
+    time_s: float = 0.0
+
+
 Message = (
     Hello
     | Heard
@@ -291,6 +346,11 @@ Message = (
     | Failed
     | Ask
     | Waiting
+    | AskTime
+    | TellTime
+    | Records
+    | AskStacks
+    | Stacks
     | Leave
     | Left
     | Revoked
@@ -299,6 +359,8 @@ Message = (
     | Status
     | Describe
     | Described
+    | PostNote
+    | PostedNote
 )
 
 _codec: Codec[Message] = Codec(Message)

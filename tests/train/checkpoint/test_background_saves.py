@@ -174,6 +174,7 @@ def write_to(folder, step):
     return write
 
 
+@pytest.mark.slow
 def test_killed_before_any_change_to_the_disk_there_is_a_whole_checkpoint(tmp_path):
     def save_two(folder, number):
         kill_at(number)

@@ -190,6 +190,7 @@ def test_an_interruption_leaves_no_litter(folder):
     assert names(folder) == []
 
 
+@pytest.mark.slow
 def test_killed_before_any_change_to_the_disk_there_is_a_whole_checkpoint_and_the_next_one_can_be_saved(tmp_path):
     def save_two(folder, number):
         kill_at(number)

@@ -1,5 +1,6 @@
 """Shards that ranks saved together are loaded as one, and any that does not fit is named."""
 
+import errno
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from checkpoint_play import alter, assert_same, names, remove, truncate
 from shard_play import SIZE, cut, make_seats, make_whole, save_by_threads, save_shards
 
-from phalanx.checkpoint import draft
+from phalanx.checkpoint import RemoteShards, draft
 from phalanx.errors import ConfigError
 from phalanx.testing import World
 from phalanx.testing.hostile import repair_hashes, rewrite_tensors
@@ -74,6 +75,41 @@ def test_a_group_can_save_together(folder, over):
 
     assert set(paths) == {folder / "step-00000005"}
     assert_same(load(paths[0]), united(whole))
+
+
+@pytest.mark.parametrize("over", ["memory", "arena"])
+def test_rank_0_writes_the_shards_of_ranks_that_do_not_see_the_folder(folder, over):
+    whole = make_whole(5)
+    checkpoint = Checkpoint(5, {"model": whole.files["model"]}, whole.facts)
+
+    def work(group):
+        shard = cut(whole.files["optimizer"])[group.rank]
+        where = folder if group.rank == 0 else folder / "elsewhere"
+        return save_together(where, checkpoint, shard, group, remote=RemoteShards(group, range(1, SIZE)))
+
+    path, *_ = World(SIZE, over, lanes=SIZE).run(work)
+
+    assert_same(load(path), united(whole))
+    assert not (folder / "elsewhere").exists()
+
+
+def test_ranks_that_send_their_shards_hear_that_they_cannot_be_written(folder, monkeypatch):
+    whole = make_whole(5)
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_):
+        raise full
+
+    monkeypatch.setattr("phalanx.checkpoint.remote_shards.write_file", refuse)
+
+    def work(group):
+        shard = cut(whole.files["optimizer"])[group.rank]
+        with pytest.raises(ConfigError, match=r"rank 0 cannot write checkpoint .* No space left on device"):
+            save_together(folder, whole, shard, group, remote=RemoteShards(group, range(1, SIZE)))
+
+    World(SIZE, lanes=SIZE).run(work)
+
+    assert names(folder) == []
 
 
 def test_a_single_value_that_is_no_number_is_the_same_in_all_shards(folder):

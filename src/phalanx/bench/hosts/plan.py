@@ -1,4 +1,4 @@
-"""What ``phalanx bench hosts`` measures, how its network is built, and what the figures mean."""
+"""What ``phalanx bench hosts`` measures, and what the figures mean."""
 
 import re
 import statistics
@@ -14,12 +14,8 @@ WIDTH = 512
 LAYERS = 16
 MODEL_BYTES = 4 * LAYERS * WIDTH * WIDTH  # 16 MiB of f32
 BUFFER_BYTES = 64 << 20
-INTERFACE = "eth0"
-SWITCH_ADDRESS = "10.99.0.254"
 
 _MOST_HOSTS = 64
-_QUEUE = "50ms"  # tbf drops what would wait longer than this
-_LEAST_BURST_BYTES = 128 << 10  # two of the largest packets that the kernel hands to a virtual interface
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
@@ -102,43 +98,6 @@ def line_seconds(size_bytes: int, hosts: int, rate_bits: int) -> float:
     return 2 * (hosts - 1) / hosts * size_bytes * 8 / rate_bits
 
 
-def switch_commands() -> list[list[str]]:
-    """Return the commands that make the switch, in a network namespace of its own."""
-    return [
-        _words("ip link set lo up"),
-        _words("ip link add switch type bridge"),
-        _words(f"ip address add {SWITCH_ADDRESS}/24 dev switch"),
-        _words("ip link set switch up"),
-    ]
-
-
-def port_commands(host: int, namespace: str, rate_bits: int) -> list[list[str]]:
-    """Return the commands that connect a host to the switch, for the switch's namespace.
-
-    What leaves the port towards the host is what the host receives, so the rate is limited here too.
-    """
-    port = f"port{host}"
-    return [
-        [*_words(f"ip link add {port} type veth peer name {INTERFACE} netns"), namespace],
-        _words(f"ip link set {port} master switch up"),
-        _limit(port, rate_bits),
-    ]
-
-
-def host_commands(host: int, rate_bits: int) -> list[list[str]]:
-    """Return the commands that set up a host's own end of its line, for the host's namespace.
-
-    Its TCP avoids congestion as Linux does unless it is told otherwise, whatever this machine was told.
-    """
-    return [
-        _words("ip link set lo up"),
-        _words(f"ip address add 10.99.0.{host + 1}/24 dev {INTERFACE}"),
-        _words(f"ip link set {INTERFACE} up"),
-        _words(f"ip route change 10.99.0.0/24 dev {INTERFACE} congctl cubic"),
-        _limit(INTERFACE, rate_bits),
-    ]
-
-
 def rows(times: HostsTimes, hosts: int, ranks: int, rate_bits: int) -> list[HostsRow]:
     """Return one row for each system."""
     medians = {system: statistics.median(each) for system, each in times.seconds.items()}
@@ -160,12 +119,3 @@ def cells(row: HostsRow) -> tuple[str, ...]:
     """Return a line of the table for people: system, time, and how it compares with the line alone and with Gloo."""
     ratio = "" if row.vs_gloo is None else f"{row.vs_gloo:.2f}x"
     return row.system, format_time(row.median_s), f"{row.median_s / row.line_s:.2f}x", ratio
-
-
-def _limit(device: str, rate_bits: int) -> list[str]:
-    burst_bytes = max(_LEAST_BURST_BYTES, rate_bits // 8 // 1000)  # at least a millisecond, the clock of the kernel
-    return _words(f"tc qdisc add dev {device} root tbf rate {rate_bits}bit burst {burst_bytes}b latency {_QUEUE}")
-
-
-def _words(command: str) -> list[str]:
-    return command.split()

@@ -9,11 +9,12 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
-from phalanx.bench.hosts.network import enter
-from phalanx.bench.hosts.plan import BUFFER_BYTES, INTERFACE, LAYERS, WIDTH, HostsTask, HostsTimes, HostSystem
+from phalanx.bench.hosts.plan import BUFFER_BYTES, LAYERS, WIDTH, HostsTask, HostsTimes, HostSystem
 from phalanx.bench.training.worker import Step, answer, gloo, interleave, read_command
 from phalanx.group import Group
 from phalanx.launch.env import read_launch
+from phalanx.launch.network import enter
+from phalanx.launch.network_commands import INTERFACE
 from phalanx.parallel import DataParallel, Engine
 
 _BATCH = 1  # the exchange is measured; arithmetic would only hide it

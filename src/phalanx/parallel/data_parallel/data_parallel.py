@@ -1,5 +1,6 @@
 """A model of your own on many ranks: its gradients are averaged over them while backward goes on."""
 
+import copy
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +13,13 @@ from torch import nn
 from phalanx.buffers import DType
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
+from phalanx.parallel.data_parallel.ddp_habits import check_ignored, without_prefix
 from phalanx.parallel.data_parallel.gradient_versions import GradientVersions
 from phalanx.parallel.data_parallel.norm import measure, scale
 from phalanx.parallel.data_parallel.same_inputs import InputCheck
 from phalanx.parallel.reduction import (
+    BUCKET_BYTES,
+    GPU_BUCKET_BYTES,
     Ownership,
     ParameterSpec,
     Reducer,
@@ -24,6 +28,7 @@ from phalanx.parallel.reduction import (
     clip_factor,
     compare,
     dtype_of,
+    is_staged,
     lay_out,
     non_finite,
     refuse_synced_norms,
@@ -37,8 +42,16 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     when ``.grad`` holds the mean, with the same bits on every rank; it raises what went wrong with the exchange. If a
     gradient is not finite, every rank raises ``NonFiniteGradient``, which names rank, parameter and step; pass
     ``allow_non_finite=True`` for a loop that deals with it, as one with a ``GradScaler`` does. A bucket leaves when
-    ``bucket_bytes`` of gradients are there. ``wire="bf16"`` halves what f32 gradients cost between hosts. Names in
-    ``state_dict`` are those of the ``module``.
+    ``bucket_bytes`` of gradients are there, by default 8 MiB, and 32 MiB on a GPU. ``wire="bf16"`` halves what f32
+    gradients cost between hosts. Names in ``state_dict`` are those of the ``module``; ``load_state_dict`` also takes
+    those of torch's DDP, which begin with ``module.``. ``copy.deepcopy`` returns a copy of the plain ``module``, as an
+    average of weights needs it. Ranks on one GPU exchange there, unless gradients shall go ``through_host``;
+    ``explain`` says which way they go.
+
+    These arguments of DDP are accepted and ``ignored``: ``device_ids``, ``output_device`` and ``dim`` (inputs are not
+    moved to a device), ``broadcast_buffers`` and ``init_sync`` (always), ``find_unused_parameters``, ``static_graph``
+    and ``skip_all_reduce_unused_params`` (any parameter may be unused in any step), ``gradient_as_bucket_view``
+    (always), ``bucket_cap_mb`` (see ``bucket_bytes``) and ``check_reduction``.
     """
 
     def __init__(
@@ -46,15 +59,19 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         module: nn.Module,
         group: Group,
         *,
-        bucket_bytes: int = 8 << 20,
+        bucket_bytes: int | None = None,
         wire: DType | str | None = None,
         allow_non_finite: bool = False,
+        through_host: bool = False,
+        **ignored: object,
     ) -> None:
         super().__init__()
+        check_ignored(ignored)
         if group.size > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             refuse_synced_norms(module)  # without torch.distributed, they quietly see one rank
         self.module = module
         self.group = group
+        self.through_host = through_host
         self._bucket_bytes = bucket_bytes
         self._wire = None if wire is None else DType.parse(wire)
         if self._wire not in (None, DType.BF16):
@@ -143,6 +160,12 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         super().zero_grad(set_to_none)
         self._versions.clear()
 
+    def explain(self) -> str:
+        """Return where gradients meet, and why."""
+        if not self._trained:
+            return "there is nothing to exchange"
+        return self._reducer.explain()
+
     def close(self) -> None:
         """End all exchanges; from then on the module trains by itself. Closing twice is harmless."""
         _remove(self._hooks)
@@ -153,9 +176,13 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         """Return the module's."""
         return self.module.state_dict(*arguments, **named)
 
-    def load_state_dict(self, *arguments: Any, **named: Any) -> Any:  # Any: as torch's
-        """Load the module's; every rank loads the same."""
-        return self.module.load_state_dict(*arguments, **named)
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:  # Any: as torch's
+        """Load the module's, or that of a DDP around it; every rank loads the same."""
+        own = self.module.state_dict().keys()
+        return self.module.load_state_dict(without_prefix(state_dict, own), *arguments, **named)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:  # Any: as copy's
+        return copy.deepcopy(self.module, memo)
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Any:  # Any: as torch's
         """Yield the module's."""
@@ -214,15 +241,18 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             ParameterSpec(name, each.numel(), dtype_of(each), self._ownership.has(number))
             for number, (name, each) in enumerate(self._trained)
         ]
+        device = self._trained[0][1].device
+        default = GPU_BUCKET_BYTES if is_staged(device) else BUCKET_BYTES
         self._reducer = Reducer(
-            lay_out(specs, self._bucket_bytes),
+            lay_out(specs, default if self._bucket_bytes is None else self._bucket_bytes),
             self.group,
-            self._trained[0][1].device,
+            device,
             lanes=self.group.size,
             ownership=self._ownership,
             wire=self._wire,
             are_means=True,
             extra=self.group.size,
+            through_host=self.through_host,
         )
         self._places = [
             self._reducer.contribution(number).view(each.shape) for number, (_, each) in enumerate(self._trained)
@@ -285,9 +315,13 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._is_exchanging = False
         for number in self._reducer.missing():
             self._put(number)
+        gradients = [  # made while others still compute; to autograd this is no view to be detached
+            place.view(parameter.shape).data
+            for place, (_, parameter) in zip(self._reducer.own_places(), self._trained, strict=True)
+        ]
         summary = self._reducer.finish()
         guilty = self._find_non_finite(summary)
-        self._set_gradients(summary)
+        self._set_gradients(summary, gradients)
         counts, active = self._reducer.counts, self._reducer.active
         broadcast(self.module.buffers(), self.group, int(np.argmax(counts > 0)))
         self._leader = int(np.argmax(active))
@@ -311,16 +345,15 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._end()
         return True
 
-    def _set_gradients(self, summary: Summary) -> None:
-        """Set ``.grad`` of every parameter that some rank used to the mean."""
+    def _set_gradients(self, summary: Summary, gradients: Sequence[torch.Tensor]) -> None:
+        """Set ``.grad`` of every parameter that some rank used to the mean, which is in ``gradients``."""
         self._versions.clear()
         self._norm = summary.norm
-        means = self._reducer.own_means()
-        self._mark_non_finite(summary, means)
+        self._mark_non_finite(summary, self._reducer.own_means())
         for number in np.flatnonzero(summary.used).tolist():
             name, parameter = self._trained[number]
-            parameter.grad = means[number].view(parameter.shape).data  # to autograd this is no view to be detached
-            self._versions.put(name, parameter.grad, is_sharded=self._ownership.has(number))
+            parameter.grad = gradients[number]
+            self._versions.put(name, gradients[number], is_sharded=self._ownership.has(number))
 
     def _find_non_finite(self, summary: Summary) -> tuple[int | None, int] | None:
         """Return the first rank whose gradient is not finite, None if only the sum is not, and the parameter."""

@@ -37,10 +37,16 @@ class InputCheck:
         if is_same and self._rank == 0:
             warnings.warn(
                 f"all {len(seen)} ranks began with the same inputs, so they seem to train on the same samples: give "
-                "each its own, as with DistributedSampler(dataset, num_replicas=group.size, rank=group.rank); the "
-                "Trainer of Hugging Face and Lightning do not do so by themselves",
+                "each its own, as with phalanx.data.RankSampler(dataset, group); the Trainer of Hugging Face and "
+                "Lightning do not do so by themselves",
                 stacklevel=2,
             )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "InputCheck":  # Any: as copy's
+        """Return one that compares nothing: a copy of the module trains alone."""
+        made = InputCheck(self._rank)
+        made._is_over = True
+        return made
 
     def _note(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:  # Any: what it takes
         """Remember the tensors that the first forward pass was called with."""

@@ -1,55 +1,72 @@
 """A member of an elastic run: it enters each epoch with the state of the others, and acts until it succeeds."""
 
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from phalanx.buffers import LaneShares
+from phalanx.elastic import (
+    Compare,
+    CopyWeights,
+    EntryMove,
+    Follow,
+    Form,
+    HandOver,
+    Handover,
+    Hold,
+    Holding,
+    Learn,
+    Roles,
+    Settle,
+    Stance,
+    StartAlike,
+    StepProgress,
+    check_sharing,
+    choose_roles,
+    find_lost_state,
+    plan_entry,
+)
 from phalanx.errors import ConfigError, EpochChanged, StateLost
 from phalanx.group import ENDS_EPOCH, ElasticRun, Group
 from phalanx.parallel.engine.guard import Guard
-from phalanx.parallel.engine.holders import REDUNDANCY, Holding, find_lost, share_state
-from phalanx.parallel.engine.progress import StepProgress
+from phalanx.parallel.engine.lane_run import LaneOutcome
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.step_exchange import StepExchange
-from phalanx.parallel.engine.sync import (
-    Roles,
-    Stance,
-    StateSpec,
-    check_sharing,
-    choose_roles,
-    kept_lanes,
-    specs_by_leaf,
-    tell,
-)
+from phalanx.parallel.engine.sync import Introduction, StateSpec, tell
 from phalanx.parallel.engine.transfer import copy_to_newcomers, hand_over
 from phalanx.parallel.optimizer import Leaf
-from phalanx.parallel.reduction import broadcast, compare
+from phalanx.parallel.reduction import KeptPiece, broadcast, compare
+from phalanx.telemetry import Activity
+from phalanx.transport import drop_variables
 
 _log = logging.getLogger("phalanx")
 
 Result = TypeVar("Result")
+EngineProgress = StepProgress[LaneOutcome, KeptPiece]
 
 
 class ElasticMember:
     """This worker in the epochs of a run. Its replica and its progress outlive them; its exchange is formed anew."""
 
     def __init__(
-        self, run: ElasticRun, replica: Replica, progress: StepProgress, exchange: StepExchange, guard: Guard
+        self, run: ElasticRun, replica: Replica, progress: EngineProgress, exchange: StepExchange, guard: Guard
     ) -> None:
         self._run = run
         self._replica = replica
         self._progress = progress
         self._exchange = exchange
         self._guard = guard
-        self._is_new = True  # this member has not been in an epoch yet
         self._is_in = self._is_over = False  # whether it has entered the present epoch, and whether that is over
+        self._arrived: tuple[list[StateSpec], list[torch.Tensor]] = ([], [])  # optimizer state, until it is held
 
     def until_done(self, act: Callable[[], Result]) -> Result:
         """Act together with the other members, once more in every new epoch, until it succeeds."""
+        ended_ns: int | None = None
         while True:
             if self._is_over:
                 self._run.next_group()  # raises the reason if the run is over, or this worker's part in it
@@ -58,50 +75,65 @@ class ElasticMember:
                 if not self._is_in:
                     self._enter(self._run.group)
                     self._is_in = True
+                    if ended_ns is not None:
+                        self._exchange.recorder.record(Activity.RECOVERY, ended_ns)
                 return act()
             except ENDS_EPOCH as error:
                 _log.info("epoch %d is over for step %d: %r", self._run.group.epoch, self._replica.step, error)
+                ended_ns = ended_ns or time.monotonic_ns()
                 if self._is_in:
-                    self._progress.keep(self._exchange.reducer)
+                    self._progress.keep(self._sums())
                 self._is_over = True
+                drop_variables(error)
+
+    def meet_once_more(self, timeout_s: float) -> None:
+        """Bring the members of the last epoch to the same state, without a coordinator, so that they can save it."""
+        self._enter(self._run.meet_once_more(timeout_s))
+
+    def _sums(self) -> Iterator[tuple[range, KeptPiece]]:
+        """Yield the pieces of this rank that are in the present reducer."""
+        for lanes, gradients in self._exchange.reducer.keep():
+            outcomes = [self._progress.outcomes[lane] for lane in lanes]
+            counts, used = [each.count for each in outcomes], np.sum([each.used for each in outcomes], axis=0)
+            yield lanes, KeptPiece(lanes, counts, used, gradients)
 
     def _enter(self, group: Group) -> None:
         """Bring all members of an epoch to the same state, and prepare their exchange."""
-        stances = tell(group, self._stance())
+        replica, leaves = self._replica, self._replica.leaves
+        self._progress.begin_epoch()
+        told = tell(group, replica.introduce(self._progress))
+        stances = [each.stance for each in told]
         roles = choose_roles(stances)
         self._exchange.members = group
         self._check_alike(group, stances, roles)
-        holding = self._share_out(group, stances, roles)
-        if roles.is_first and not roles.newcomers:
-            broadcast([tensor for _, tensor in self._replica.tensors], group)
-        self._is_new &= group.rank in roles.newcomers
-        is_whole = all(stances[rank].is_whole for rank in roles.holders)
-        self._move_state(group, stances, roles, holding, is_whole=is_whole)
-        self._progress.learn(stances[roles.source].results)
-        self._exchange.form(group, LaneShares.keeping(self._exchange.lanes, kept_lanes(stances)), holding)
-        if not is_whole:
-            self._exchange.spread_weights()
-        self._replica.is_whole = True
-        if roles.newcomers or self._replica.is_sharing:
-            self._guard.compare()  # when this returns, all members have what they hold from now on
-        self._replica.hold(holding, group.rank, group.size)
-        if self._run.is_known_to_hold < self._replica.step:
-            self._run.hold(self._replica.step)
+        if lost := find_lost_state(stances, len(leaves.leaves)):
+            self._guard.halt(_state_lost(stances[roles.source].step, [leaves.leaves[number] for number in lost]))
+        for move in plan_entry(group.rank, stances, leaves.sizes, group.hosts, self._exchange.lanes):
+            self._make(move, group, told)
 
-    def _stance(self) -> Stance:
-        return Stance(
-            self._replica.step,
-            self._is_new,
-            self._replica.report,
-            self._progress.results,
-            self._progress.kept_lanes,
-            sorted(self._replica.held),
-            self._replica.is_whole,
-            self._replica.is_sharing,
-            self._replica.describe_groups(),
-            self._replica.describe_state(),
-            self._replica.describe_extra(),
-        )
+    def _make(self, move: EntryMove, group: Group, told: Sequence[Introduction]) -> None:
+        """Do one thing of those by which this member enters an epoch."""
+        replica = self._replica
+        match move:
+            case StartAlike():
+                broadcast([tensor for _, tensor in replica.tensors], group)
+            case Settle():
+                replica.is_new = False
+            case CopyWeights(holders=holders, newcomers=newcomers):
+                copy_to_newcomers(group, holders, newcomers, [tensor.data for _, tensor in replica.tensors])
+            case HandOver(handovers=handovers, is_whole=is_whole):
+                self._hand_over(group, told, handovers, is_whole=is_whole)
+            case Follow(source=source, is_whole=is_whole):
+                replica.follow_member(told[source], is_whole=is_whole)
+                self._progress.clear()
+            case Learn(source=source, blocks=blocks):
+                self._learn(told[source].stance, blocks)
+            case Form(shares=shares, holding=holding, is_whole=is_whole):
+                self._form(group, shares, holding, is_whole=is_whole)
+            case Compare():
+                self._guard.compare()
+            case Hold(holding=holding):
+                replica.keep_shard(holding, group.rank, group.size)
 
     def _check_alike(self, group: Group, stances: Sequence[Stance], roles: Roles) -> None:
         """Raise ConfigError if this newcomer differs in its model or in ``zero``. A member waits for another epoch."""
@@ -113,31 +145,32 @@ class ElasticMember:
                 raise
             raise EpochChanged(f"a worker that differs came, and must go: {error}") from error
 
-    def _share_out(self, group: Group, stances: Sequence[Stance], roles: Roles) -> Holding:
-        """Decide who holds which optimizer state in this epoch. Halt all members if nobody has some of it."""
-        leaves = self._replica.leaves
-        held = [each.held if rank in roles.holders else () for rank, each in enumerate(stances)]
-        if lost := find_lost(len(leaves.leaves), held):
-            self._guard.halt(_state_lost(stances[roles.source].step, [leaves.leaves[number] for number in lost]))
-        redundancy = REDUNDANCY if self._replica.is_sharing else group.size
-        return share_state(leaves.sizes, held, group.hosts, redundancy)
+    def _learn(self, source: Stance, blocks: Sequence[int]) -> None:
+        """Hold what has arrived, say so if the coordinator does not know, and take over the results of ``source``."""
+        self._replica.load_arrived(*self._arrived)
+        self._replica.take_over(blocks)
+        self._progress.learn(source.results)
+        if self._run.is_known_to_hold < self._replica.step:
+            self._run.hold(self._replica.step)
 
-    def _move_state(
-        self, group: Group, stances: Sequence[Stance], roles: Roles, holding: Holding, *, is_whole: bool
+    def _form(self, group: Group, shares: LaneShares, holding: Holding, *, is_whole: bool) -> None:
+        """Prepare the exchange. Get the weights that this member lacks, unless all members have all of them."""
+        self._exchange.form(group, shares, holding)
+        if not is_whole:
+            self._exchange.spread_weights()
+        self._replica.is_whole = True
+
+    def _hand_over(
+        self, group: Group, told: Sequence[Introduction], handovers: Sequence[Handover], *, is_whole: bool
     ) -> None:
-        """Give newcomers the weights, and every member the optimizer state that it holds from now on.
-
-        If a member is not ``is_whole``, the weights of a leaf travel with its state: only its holders surely have them.
-        """
+        """Send the optimizer state that others hold from now on, and receive what this member does."""
         replica = self._replica
-        if roles.newcomers:
-            copy_to_newcomers(group, roles.holders, roles.newcomers, [tensor.data for _, tensor in replica.tensors])
         outgoing: dict[int, list[torch.Tensor]] = defaultdict(list)
         incoming: dict[int, list[torch.Tensor]] = defaultdict(list)
         specs: list[StateSpec] = []
         state: list[torch.Tensor] = []
-        described = [specs_by_leaf(stance) for stance in stances]
-        for block, source, target in holding.handovers:
+        described = [each.specs_by_leaf() for each in told]
+        for block, source, target in handovers:
             if source == group.rank:
                 outgoing[target] += replica.list_state(block, has_weights=not is_whole)
             if target == group.rank:
@@ -146,11 +179,7 @@ class ElasticMember:
                 specs += described[source][block]
                 state += made
         hand_over(group, outgoing, incoming)
-        if group.rank in roles.newcomers:
-            replica.follow(stances[roles.source], is_whole=is_whole)
-            self._progress.clear()
-            self._is_new = False
-        replica.take_over([each.block for each in holding.handovers if each.target == group.rank], specs, state)
+        self._arrived = specs, state
 
 
 def _state_lost(step: int, leaves: Sequence[Leaf]) -> StateLost:

@@ -1,6 +1,7 @@
 """The exact step: lanes, exchange, guard, commit, optimizer, with the same bits for any number of workers."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,11 @@ from phalanx.group import ElasticRun, Group
 from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
 from phalanx.parallel.engine.clock import StepClock
 from phalanx.parallel.engine.digest import join
-from phalanx.parallel.engine.elastic_member import ElasticMember
+from phalanx.parallel.engine.elastic_member import ElasticMember, EngineProgress
 from phalanx.parallel.engine.extra import encode_extra
 from phalanx.parallel.engine.guard import Guard, Samples
 from phalanx.parallel.engine.lane_run import Batch, Batches, LaneRun, Loss
 from phalanx.parallel.engine.preparation import begin_alike, lanes_of, lay_out_model, list_trained, share_out
-from phalanx.parallel.engine.progress import StepProgress
 from phalanx.parallel.engine.replica import Replica
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.engine.saved import check_alike, check_joined, load_replica, read_latest, save_replica
@@ -33,7 +33,8 @@ from phalanx.parallel.optimizer import (
     ScheduledRates,
     choose_optimizer,
 )
-from phalanx.parallel.reduction import Exchange, clip_factor, refuse_synced_norms
+from phalanx.parallel.reduction import Exchange, TorchExchange, clip_factor, refuse_synced_norms
+from phalanx.telemetry import OFF, Activity, Recorder
 
 Result = TypeVar("Result")
 
@@ -50,7 +51,8 @@ class Engine:
     bucket, in any order; by default they are filled by size. With ``zero`` every rank updates only the
     leaves of its own shard and keeps only their state; in an ``ElasticRun`` two ranks do so for each leaf. The weights
     have the same bits. ``paranoid`` checks in every step that no bit of optimizer state or gradients was changed by a
-    fault of a machine.
+    fault of a machine. ``recorder`` records what this rank does when. Ranks on one GPU exchange there, unless gradients
+    shall go ``through_host``.
 
     Over an ``ElasticRun`` the engine outlives the other members. If one is lost, the others compute its lanes and take
     the step with the bits that it would have had anyway. A newcomer gets the state from the members, not from its own
@@ -71,6 +73,8 @@ class Engine:
         buckets: Sequence[Sequence[str]] | None = None,
         zero: bool = False,
         paranoid: bool = False,
+        recorder: Recorder = OFF,
+        through_host: bool = False,
         **settings: Any,  # what the optimizer takes
     ) -> None:
         make_optimizer = choose_optimizer(optimizer, settings, groups)
@@ -82,7 +86,9 @@ class Engine:
         named = list_trained(model)
         if lanes > 1:
             refuse_synced_norms(model)
-        if isinstance(exchange, Group):  # else config, seed and checkpoint decide, and digests tell if weights differ
+        if isinstance(
+            exchange, Group | TorchExchange
+        ):  # else config, seed and checkpoint decide, and digests tell if weights differ
             begin_alike(model, exchange)
         parameters = [parameter for _, parameter in named]
         self._buffers = LaneBuffers(list_buffers(model))
@@ -100,10 +106,15 @@ class Engine:
             lanes=lanes,
             is_elastic=self._run is not None,
             is_paranoid=paranoid,
+            recorder=recorder,
+            through_host=through_host,
         )
+        self._recorder = recorder
+        if recorder.is_on and isinstance(exchange, Group | ElasticRun):
+            exchange.record_to(recorder)
         self._lane_run = LaneRun(model, loss, parameters, self._buffers, self._exchange, seed)
         self._guard = Guard(self._replica, self._exchange, self._lane_run)
-        self._progress = StepProgress()
+        self._progress = EngineProgress()
         self._told: int | None = None  # the last step whose report the caller has
         self._member: ElasticMember | None = None
         if self._run:
@@ -111,7 +122,7 @@ class Engine:
         else:
             holding = share_out(members, leaves, is_sharing=zero)
             self._exchange.form(members, LaneShares.even(lanes, members.size), holding)
-            self._replica.hold(holding, members.rank, members.size)
+            self._replica.keep_shard(holding, members.rank, members.size)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -223,6 +234,14 @@ class Engine:
 
         self._find(do, missed=0.0)
 
+    def meet_once_more(self, timeout_s: float) -> None:
+        """Connect the members of the last epoch of a run whose coordinator stays away, to save what they hold.
+
+        They can make calls of their group then, and take no steps. If one does not come in time, raise TransportError.
+        """
+        if self._member:  # else the group is as it was
+            self._member.meet_once_more(timeout_s)
+
     @property
     def was_away(self) -> bool:
         """Whether the others took steps without this rank, since ``step`` or ``train`` last returned a report.
@@ -276,6 +295,10 @@ class Engine:
                 self._guard.compare()
         return found is not None
 
+    def explain(self) -> str:
+        """Return where gradients meet, and why. In an elastic run this may change with the members."""
+        return self._exchange.reducer.explain()
+
     def close(self) -> None:
         """Take this engine's hooks off the model. Closing twice is harmless."""
         self._lane_run.close()
@@ -285,7 +308,16 @@ class Engine:
 
     def _find(self, act: Callable[[], Result], missed: Result) -> Result:
         """Return what the members find together behind a step, or ``missed`` if they have taken others meanwhile."""
-        return self._until_done(lambda: missed if self._missed() else self._progress.find(act))
+
+        def find() -> Result:
+            if self._missed():
+                return missed
+            if not self._progress.has_found:
+                self._progress.note(act())
+            found: Result = self._progress.take()
+            return found
+
+        return self._until_done(find)
 
     def _missed(self) -> Report | None:
         """Return the last report if the members took its step without this one, and its caller was not told."""
@@ -294,14 +326,19 @@ class Engine:
 
     def _step(self, batches: Batches, samples: Samples, *, wants_stop: bool, wants_leave: bool) -> Report:
         members, reducer, values = self._exchange.members, self._exchange.reducer, self._exchange.values
-        clock = StepClock(lambda: members.waited_s)
+        epoch = members.epoch if isinstance(members, Group) else 0
+        self._recorder.begin_step(self.step_number, members.rank, epoch)
+        clock = StepClock(lambda: members.waited_s, self._recorder)
         if self._is_paranoid:
             self._guard.compare()
         with self._guard.telling():
             if self._rates:
                 self._rates.set(self.step_number)
+            ready = self._replica.note_weights()
             self._compute(batches)
-            digest = join(self._replica.fingerprint())  # of what the step began with, while gradients travel
+            values.lane_seconds[members.rank] = clock.passed_s
+            digest = join(self._replica.fingerprint(ready))  # of what the step began with, while gradients travel
+            self._tell_outcomes()
             values.set_digest(members.rank, digest)
             values.stops[:], values.leaves[:] = wants_stop, wants_leave
             extra = encode_extra(self.extra)
@@ -316,7 +353,16 @@ class Engine:
         clock.end_waiting()
         with self._guard.telling():
             self._update()
-        report = Report(self.step_number, loss, norm, digest, values.is_last_step, *clock.read())
+        clock.end_update()
+        report = Report(
+            self.step_number,
+            loss,
+            norm,
+            digest,
+            values.is_last_step,
+            *clock.read(),
+            lanes_s=float(values.lane_seconds.max()),
+        )
         self._replica.conclude(report, extra, is_whole=not self._exchange.is_spreading)
         self._progress.clear()
         return self._spread_weights(report, clock) if self._exchange.is_spreading else report
@@ -327,7 +373,7 @@ class Engine:
 
     def _compute(self, batches: Batches) -> None:
         """Compute this rank's lanes, but those that it has kept. Buckets leave while the last lane is computed."""
-        reducer, values, progress = self._exchange.reducer, self._exchange.values, self._progress
+        reducer, progress = self._exchange.reducer, self._progress
         planned = reducer.begin(list(progress.pieces))
         self._lane_run.begin()
         with self._lane_run.forking_random():
@@ -336,7 +382,11 @@ class Engine:
                     reducer.put_piece(progress.pieces[lanes])
                 else:
                     progress.outcomes[lanes.start] = self._lane_run.run(self.step_number, lanes.start, batches)
-        own = reducer.lanes
+        progress.is_complete = True
+
+    def _tell_outcomes(self) -> None:
+        """Put what this rank's lanes came to into the values of the step; a GPU has to be through with them."""
+        values, progress, own = self._exchange.values, self._progress, self._exchange.reducer.lanes
         values.totals[list(own)] = [float(progress.outcomes[lane].total) for lane in own]
         if 0 in own:
             values.integers[:] = progress.outcomes[0].integers
@@ -351,17 +401,21 @@ class Engine:
 
     def _spread_weights(self, report: Report, clock: StepClock) -> Report:
         """Get the weights that others have updated. If the epoch ends meanwhile, the members do so in the next one."""
+        began_ns = time.monotonic_ns()
         with self._guard.telling():
             self._exchange.spread_weights()
+        self._recorder.record(Activity.WEIGHTS, began_ns)
         compute_s, _, _ = clock.read()
         self._replica.report, self._replica.is_whole = replace(report, compute_s=compute_s), True
         return self._replica.report
 
     def _evaluate(self, batches: Batches) -> float:
+        began_ns = time.monotonic_ns()
         found = np.zeros((2, self._exchange.lanes))
         with self._guard.telling():
             for lane in self._exchange.reducer.lanes:
                 found[:, lane] = self._lane_run.evaluate(lane, batches)
         self._exchange.members.all_reduce(found.reshape(-1))
+        self._recorder.record(Activity.EVALUATE, began_ns)
         totals, counts = found
         return math.fsum(totals) / math.fsum(counts) if np.isfinite(totals).all() else math.nan

@@ -1,5 +1,6 @@
 """Computing lanes one after another: forward, backward, and each gradient into the reducer as soon as it is there."""
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from phalanx.buffers import Array
 from phalanx.parallel.engine.buffers import LaneBuffers
 from phalanx.parallel.engine.step_exchange import StepExchange
 from phalanx.parallel.reduction import seed_of
+from phalanx.telemetry import Activity
 
 Batch = Any  # what the caller's loss takes
 Loss = Callable[[torch.nn.Module, Batch], "torch.Tensor | tuple[torch.Tensor, int | torch.Tensor]"]
@@ -81,7 +83,10 @@ class LaneRun:
         torch.manual_seed(seed_of(self._seed, step, lane))
         used = reducer.summary.used.copy()
         try:
-            total, count = self._run_batches(lane, batches(lane))
+            began_ns = time.monotonic_ns()
+            loaded = batches(lane)
+            self._exchange.recorder.record(Activity.DATA, began_ns, lane)
+            total, count = self._run_batches(lane, loaded)
             integers = np.zeros(self._buffers.integer_count)
             self._buffers.read_integers(integers)
             for number, change in enumerate(self._buffers.changes(), len(self._parameters)):
@@ -128,17 +133,21 @@ class LaneRun:
 
     def _run_batches(self, lane: int, batches: Sequence[Batch]) -> tuple[torch.Tensor, float]:
         """Compute a lane, batch after batch, and return total loss and count. Gradients leave in the last batch."""
-        reducer = self._exchange.reducer
+        reducer, recorder = self._exchange.reducer, self._exchange.recorder
         totals: list[torch.Tensor] = []
         count = 0.0
         for number, batch in enumerate(batches, 1):
+            began_ns = time.monotonic_ns()
             value, weight = _split(self._loss(self._model, batch))
             count += float(weight)
             totals.append(value.detach())
+            recorder.record(Activity.FORWARD, began_ns, lane)
             if number == len(batches):
                 reducer.start_lane(lane, count)
                 self._is_putting = True
+            began_ns = time.monotonic_ns()
             value.backward()
+            recorder.record(Activity.BACKWARD, began_ns, lane)
         self._is_putting = False
         for number in reducer.missing():
             if number < len(self._parameters):  # else it is a buffer

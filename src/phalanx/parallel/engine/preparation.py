@@ -4,21 +4,25 @@ from collections.abc import Sequence
 
 import torch
 
+from phalanx.elastic import Holding, share_state
 from phalanx.errors import ConfigError
 from phalanx.group import Group
-from phalanx.parallel.engine.holders import Holding, share_state
 from phalanx.parallel.optimizer import Leaves
 from phalanx.parallel.reduction import (
+    BLOCK,
+    BUCKET_BYTES,
+    GPU_BLOCK,
+    GPU_BUCKET_BYTES,
     Exchange,
     Layout,
     ParameterSpec,
+    TorchExchange,
     arrange,
     broadcast,
     compare,
+    is_staged,
     lay_out,
 )
-
-_BUCKET_BYTES = 8 << 20
 
 
 def lanes_of(exchange: Exchange) -> int:
@@ -41,11 +45,11 @@ def list_trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]
     return named
 
 
-def begin_alike(model: torch.nn.Module, group: Group) -> None:
+def begin_alike(model: torch.nn.Module, ranks: Group | TorchExchange) -> None:
     """Check that all ranks have the same model, and give them the weights of rank 0."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    compare(tensors, group)
-    broadcast([tensor for _, tensor in tensors], group)
+    compare(tensors, ranks)
+    broadcast([tensor for _, tensor in tensors], ranks)
 
 
 def lay_out_model(
@@ -57,12 +61,14 @@ def lay_out_model(
 ) -> Layout:
     """Return which parameter and which buffer goes into which bucket, by ``buckets`` or by size."""
     specs = [ParameterSpec(name, parameter.numel(), is_sharded=is_sharded) for name, parameter in named]
+    is_on_gpu = is_staged(named[0][1].device)
+    block = GPU_BLOCK if is_on_gpu else BLOCK
     if buckets is None:
-        return lay_out([*specs, *buffers], _BUCKET_BYTES)
+        return lay_out([*specs, *buffers], GPU_BUCKET_BYTES if is_on_gpu else BUCKET_BYTES, block)
     numbers = {name: number for number, (name, _) in enumerate(named)}
     filled = [[numbers[name] for name in names if name in numbers] for names in buckets]
     last = [range(len(specs), len(specs) + len(buffers))] if buffers else []
-    return arrange([*specs, *buffers], [*filled, *last])
+    return arrange([*specs, *buffers], [*filled, *last], block)
 
 
 def share_out(exchange: Exchange, leaves: Leaves, *, is_sharing: bool) -> Holding:
@@ -71,7 +77,7 @@ def share_out(exchange: Exchange, leaves: Leaves, *, is_sharing: bool) -> Holdin
         return Holding((tuple(range(exchange.size)),) * len(leaves.leaves))
     if not isinstance(exchange, Group):
         raise ConfigError(
-            "workers that only reach a gradient server cannot share an optimizer: leave zero out, or connect them"
+            "only ranks of our own transports can share an optimizer: leave zero out, or use phalanx.connect()"
         )
     everything = range(len(leaves.leaves))
     return share_state(leaves.sizes, [everything] * exchange.size, exchange.hosts, redundancy=1)

@@ -5,23 +5,23 @@ from typing import Any
 
 import torch
 
+from phalanx.elastic import Holding, MemberState, StepProgress
 from phalanx.errors import ConfigError
 from phalanx.parallel.engine.buffers import list_buffers
 from phalanx.parallel.engine.extra import decode_extra, encode_extra
-from phalanx.parallel.engine.holders import Holding
 from phalanx.parallel.engine.report import Report
-from phalanx.parallel.engine.sync import Stance, StateSpec, describe_state, list_state, load_state, make_state
+from phalanx.parallel.engine.sync import Introduction, StateSpec, describe_state, list_state, load_state, make_state
 from phalanx.parallel.optimizer import Leaf, Leaves, check_names, check_taken, gather, scatter, wants_on_device
 from phalanx.parallel.reduction import fingerprints
 
 State = Mapping[str, Mapping[str, torch.Tensor]]
 
 
-class Replica:
+class Replica(MemberState):
     """The model and its training state on one rank.
 
     ``make_optimizer`` gets all leaves. If the ranks share the optimizer, it keeps state only for the leaves that this
-    rank holds: at first all of them, and then those that ``hold`` says.
+    rank holds: at first all of them, and then those that ``keep_shard`` says.
     """
 
     def __init__(
@@ -32,19 +32,14 @@ class Replica:
         *,
         is_sharing: bool,
     ) -> None:
+        super().__init__(len(leaves.leaves), is_sharing=is_sharing)
         self.model = model
         self.leaves = leaves
-        self.is_sharing = is_sharing
-        self.step = 0
-        """The next step."""
         self.report: Report | None = None
         """The report of the last step."""
         self.extra: dict[str, Any] = {}  # Any: plain values and arrays
         self._extra_at_report = b""
-        self.held: frozenset[int] = frozenset(range(len(leaves.leaves)))
-        """The numbers of the leaves whose optimizer state of this step is here. Their weights are, too."""
-        self.is_whole = True
-        """Whether all weights of this step are here, those of other leaves, too."""
+        self._stream: torch.cuda.Stream | None = None
         self._owned = sorted(self.held)  # the leaves that this rank saves
         self.shard = (0, 1)  # its number among the ranks that share the optimizer, and how many these are
         self.tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
@@ -53,9 +48,9 @@ class Replica:
         self.optimizer = make_optimizer(leaves.leaves)
         check_taken(self.optimizer, leaves.leaves)
 
-    def hold(self, holding: Holding, rank: int, size: int) -> None:
+    def keep_shard(self, holding: Holding, rank: int, size: int) -> None:
         """Keep the optimizer state that this rank holds from now on as one of ``size``, and drop the rest."""
-        self.held = holding.of(rank)
+        self.hold(holding, rank)
         self.leaves.choose(self.held)
         for number, leaf in enumerate(self.leaves.leaves):
             if number not in self.held:
@@ -64,9 +59,26 @@ class Replica:
             self._owned = [number for number, owner in enumerate(holding.owners) if owner == rank]
             self.shard = (rank, size)
 
-    def fingerprint(self) -> list[int]:
-        """Return a fingerprint of each weight and buffer."""
-        return fingerprints([tensor for _, tensor in self.digested])
+    def note_weights(self) -> "torch.cuda.Event | None":
+        """Return when a GPU has the present weights, for a ``fingerprint`` that need not wait for later work.
+
+        Lanes change buffers for a while, so the fingerprint of a model that has some waits in any case.
+        """
+        device = self.digested[0][1].device
+        if device.type != "cuda" or not all(isinstance(each, torch.nn.Parameter) for _, each in self.digested):
+            return None
+        return torch.cuda.current_stream(device).record_event()
+
+    def fingerprint(self, ready: "torch.cuda.Event | None" = None) -> list[int]:
+        """Return a fingerprint of each weight and buffer, beside other work of the GPU if they are ``ready``."""
+        tensors = [tensor for _, tensor in self.digested]
+        if ready is None:
+            return fingerprints(tensors)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(tensors[0].device)
+        self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
+            return fingerprints(tensors)
 
     def conclude(self, report: Report, extra: bytes, *, is_whole: bool) -> None:
         """Go on to the next step. ``extra`` is the user's state when the report is returned.
@@ -74,9 +86,8 @@ class Replica:
         The leaves held here are updated. If this is not ``is_whole``, the weights of others are still to come.
         """
         self.report = report
-        self.is_whole = is_whole
         self._extra_at_report = extra
-        self.step += 1
+        self.advance(is_whole=is_whole)
 
     def restore_extra(self) -> None:
         """Set the user's state to what it was when the last report was returned."""
@@ -117,23 +128,19 @@ class Replica:
 
     # For newcomers to an elastic run
 
-    def describe_extra(self) -> bytes:
-        """Return the user's state as it was when the last report was returned.
+    def introduce(self, progress: StepProgress[Any, Any]) -> Introduction:
+        """Return what this member says at the start of an epoch.
 
-        A newcomer begins with that report, and changes the state behind it as the others have done.
+        The user's state is that of the time when the last report was returned. A newcomer begins with that report, and
+        changes the state behind it as the others have done.
         """
-        return self._extra_at_report if self.report else encode_extra(self.extra)
-
-    def describe_groups(self) -> list[dict[str, Any]]:  # Any: numbers, words and None, as optimizers have them
-        """Return the settings of the optimizer's groups."""
         left_out = ("params", "param_names")
-        return [
+        settings = [
             {key: value for key, value in group.items() if key not in left_out} for group in self.optimizer.param_groups
         ]
-
-    def describe_state(self) -> list[StateSpec]:
-        """Return what the optimizer keeps for its leaves."""
-        return describe_state(self.optimizer, self.leaves.leaves)
+        state = describe_state(self.optimizer, self.leaves.leaves)
+        extra = self._extra_at_report if self.report else encode_extra(self.extra)
+        return Introduction(self.describe(progress), self.report, settings, state, extra)
 
     def list_state(self, number: int, *, has_weights: bool) -> list[torch.Tensor]:
         """Return what the optimizer keeps for a leaf, in the order of ``describe_state``, maybe behind its weights."""
@@ -144,21 +151,20 @@ class Replica:
         """Return room for the optimizer state that a holder describes."""
         return make_state(specs, self.leaves.leaves, on_device=wants_on_device(self.optimizer))
 
-    def follow(self, source: Stance, *, is_whole: bool) -> None:
+    def follow_member(self, source: Introduction, *, is_whole: bool) -> None:
         """Continue where ``source`` is, without optimizer state as yet. If it ``is_whole``, all weights are here.
 
         The user gets the state of ``source`` with its report, by ``restore_extra``.
         """
         self.optimizer.state.clear()
-        self.held, self.is_whole = frozenset(), is_whole
         for group, settings in zip(self.optimizer.param_groups, source.settings, strict=True):
             group.update(settings)
-        self.step, self.report = source.step, source.report
+        self.follow(source.stance, is_whole=is_whole)
+        self.report = source.report
         self._extra_at_report = source.extra
         if self.report is None:
             self.restore_extra()
 
-    def take_over(self, numbers: Iterable[int], specs: Iterable[StateSpec], state: Iterable[torch.Tensor]) -> None:
-        """Hold these leaves, too. Their optimizer state has arrived."""
+    def load_arrived(self, specs: Iterable[StateSpec], state: Iterable[torch.Tensor]) -> None:
+        """Give the optimizer state that has arrived from other members."""
         load_state(self.optimizer, self.leaves.leaves, specs, state)
-        self.held |= set(numbers)

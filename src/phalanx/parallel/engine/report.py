@@ -9,7 +9,8 @@ class Report:
 
     ``norm`` is the norm of the gradient before clipping, ``digest`` the digest of all weights and buffers before the
     step. Of the time, ``compute_s`` was spent on lanes and the optimizer, ``wait_s`` on waiting for other ranks, and
-    ``exchange_s`` on the rest of the exchange.
+    ``exchange_s`` on the rest of the exchange. ``lanes_s`` is how long the slowest rank computed lanes; if members of
+    an elastic run were lost, those that it computed after the last loss.
     """
 
     step: int
@@ -20,3 +21,4 @@ class Report:
     compute_s: float
     exchange_s: float
     wait_s: float
+    lanes_s: float

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.buffers import LaneShares
+from phalanx.elastic import Holding
 from phalanx.group import Group
 from phalanx.parallel.engine.buffers import LaneBuffers
-from phalanx.parallel.engine.holders import Holding
 from phalanx.parallel.engine.step_values import StepValues
 from phalanx.parallel.optimizer import Leaves, Weights
 from phalanx.parallel.reduction import Exchange, Layout, Ownership, Reducer
+from phalanx.telemetry import Recorder
 
 
 class StepExchange:
@@ -38,8 +39,11 @@ class StepExchange:
         lanes: int,
         is_elastic: bool,
         is_paranoid: bool,
+        recorder: Recorder,
+        through_host: bool = False,
     ) -> None:
         self.members = members
+        self.recorder = recorder
         self._layout = layout
         self.lanes = lanes
         self._parameters = parameters
@@ -47,6 +51,7 @@ class StepExchange:
         self._buffers = buffers
         self._is_elastic = is_elastic
         self._is_paranoid = is_paranoid
+        self._through_host = through_host
         self._weights: Weights | None = None
 
     def form(self, members: Exchange, shares: LaneShares, holding: Holding) -> None:
@@ -57,7 +62,13 @@ class StepExchange:
         self._weights = None
         if any(len(ranks) < members.size for ranks in holding.holders):
             assert isinstance(members, Group), "only ranks that reach each other share an optimizer"
-            self._weights = Weights(self._parameters, ownership, members)
+            self._weights = Weights(
+                self._parameters,
+                ownership,
+                members,
+                is_elastic=self._is_elastic,
+                through_host=self._through_host,
+            )
             self._leaves.follow()
         self.reducer = Reducer(
             self._layout,
@@ -69,6 +80,8 @@ class StepExchange:
             extra=StepValues.length(self.lanes, members.size, self._buffers.integer_count),
             paranoid=self._is_paranoid,
             keeps=self._is_elastic,
+            recorder=self.recorder,
+            through_host=self._through_host,
         )
         self.values = StepValues(self.reducer.summary.extra, self.lanes, members.size)
         means = self.reducer.means()

@@ -12,20 +12,21 @@ class StepValues:
     """The engine's section of the summary's row, as views.
 
     ``totals`` has the loss of each lane, ``integers`` the integer buffers of lane 0, and ``digests`` the digest of each
-    rank in 32-bit words. ``stops`` is the number of ranks that want all to stop, and ``leaves`` the number of those
-    that want to leave.
+    rank in 32-bit words. ``lane_seconds`` is how long each rank computed lanes. ``stops`` is the number of ranks that
+    want all to stop, and ``leaves`` the number of those that want to leave.
     """
 
     def __init__(self, row: Array, lanes: int, size: int) -> None:
-        ends = np.cumsum([0, lanes, 1, 1, 2 * size])
-        self.totals, self.stops, self.leaves, digests = (row[start:stop] for start, stop in itertools.pairwise(ends))
+        ends = np.cumsum([0, lanes, 1, 1, 2 * size, size])
+        sections = (row[start:stop] for start, stop in itertools.pairwise(ends))
+        self.totals, self.stops, self.leaves, digests, self.lane_seconds = sections
         self.digests = digests.reshape(size, 2)
         self.integers = row[ends[-1] :]
 
     @staticmethod
     def length(lanes: int, size: int, integers: int) -> int:
         """Return how many values the section has."""
-        return lanes + 2 + 2 * size + integers
+        return lanes + 2 + 3 * size + integers
 
     def set_digest(self, rank: int, digest: bytes) -> None:
         """Set the digest of ``rank``."""

@@ -1,14 +1,14 @@
-"""The start of an epoch: the members tell each other what they hold, and decide who gets what."""
+"""The start of an epoch: what members tell each other, and the optimizer state that they describe."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from phalanx.errors import ConfigError
+from phalanx.elastic import Stance
 from phalanx.group import Group
 from phalanx.parallel.engine.report import Report
 from phalanx.parallel.optimizer import Leaf, from_tensor, to_tensor
@@ -23,77 +23,31 @@ class StateSpec(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class Stance(msgspec.Struct, frozen=True):
-    """What a member says at the start of an epoch.
+class Introduction(msgspec.Struct, frozen=True):
+    """What a member says at the start of an epoch: its ``stance``, and what newcomers get from it.
 
-    ``step`` is the next step of its state, and ``is_new`` says that it has never been in an epoch with others. It has
-    kept the ``lanes`` of that step. It holds the optimizer state of the leaves in ``held``, whose values ``state``
-    describes, and has the weights of these; if it ``is_whole``, it has all weights. ``is_sharing`` says whether it was
-    told to share the optimizer. The rest is for newcomers: the ``report`` of the last step, the ``results`` of what the
-    members have found together since then, the ``settings`` of the optimizer's groups, and the user's own ``extra``.
+    That is the ``report`` of the last step, the ``settings`` of the optimizer's groups, the user's own ``extra``, and a
+    description of the optimizer ``state`` that it holds.
     """
 
-    step: int
-    is_new: bool
+    stance: Stance
     report: Report | None
-    results: list[float | bytes]
-    lanes: list[int]
-    held: list[int]
-    is_whole: bool
-    is_sharing: bool
     settings: list[dict[str, Any]]  # Any: numbers, words and None, as optimizers have them
     state: list[StateSpec]
     extra: bytes
 
-
-class Roles(NamedTuple):
-    """Which members hold the latest state, which of them knows most, and which need the state."""
-
-    holders: tuple[int, ...]
-    source: int
-    newcomers: tuple[int, ...]
-    is_first: bool
-    """Whether nobody has been in an epoch before: then all begin with the weights of rank 0."""
+    def specs_by_leaf(self) -> dict[int, list[StateSpec]]:
+        """Return what this member keeps for each leaf, by the number of the leaf."""
+        found: dict[int, list[StateSpec]] = defaultdict(list)
+        for spec in self.state:
+            found[spec.leaf].append(spec)
+        return found
 
 
-def choose_roles(stances: Sequence[Stance]) -> Roles:
-    """Decide who gives and who gets the state."""
-    latest = max(each.step for each in stances)
-    here = [rank for rank, each in enumerate(stances) if each.step == latest]
-    old = [rank for rank in here if not stances[rank].is_new]
-    holders = old or here
-    source = max(holders, key=lambda rank: (len(stances[rank].results), -rank))
-    newcomers = tuple(rank for rank in range(len(stances)) if rank not in holders)
-    return Roles(tuple(holders), source, newcomers, is_first=not old)
-
-
-def check_sharing(stances: Sequence[Stance], source: int) -> None:
-    """Raise ConfigError, the same on all members, unless all were told alike whether to share the optimizer."""
-    told = stances[source].is_sharing
-    for rank, stance in enumerate(stances):
-        if stance.is_sharing != told:
-            other = f"rank {rank} has zero={stance.is_sharing}"
-            raise ConfigError(f"rank {source} has zero={told}, where {other}: give all workers the same")
-
-
-def kept_lanes(stances: Sequence[Stance]) -> list[list[int]]:
-    """Return the lanes of the present step that each member has kept."""
-    latest = max(each.step for each in stances)
-    return [each.lanes if each.step == latest else [] for each in stances]
-
-
-def specs_by_leaf(stance: Stance) -> dict[int, list[StateSpec]]:
-    """Return what a member keeps for each leaf, by the number of the leaf."""
-    found: dict[int, list[StateSpec]] = defaultdict(list)
-    for spec in stance.state:
-        found[spec.leaf].append(spec)
-    return found
-
-
-def tell(group: Group, stance: Stance) -> list[Stance]:
-    """Return the stances of all members, by rank."""
-    told = group.all_gather_unequal(np.frombuffer(msgspec.msgpack.encode(stance), np.uint8))
-    return [msgspec.msgpack.decode(each.tobytes(), type=Stance) for each in told]
+def tell(group: Group, introduction: Introduction) -> list[Introduction]:
+    """Return the introductions of all members, by rank."""
+    told = group.all_gather_unequal(np.frombuffer(msgspec.msgpack.encode(introduction), np.uint8))
+    return [msgspec.msgpack.decode(each.tobytes(), type=Introduction) for each in told]
 
 
 def describe_state(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> list[StateSpec]:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, even_part, slices
+from phalanx.buffers import Array, slices
+from phalanx.elastic import cut_copy
 from phalanx.group import Group
 from phalanx.transport import Pending
 
-_CHUNK_BYTES = 4 << 20
-_AHEAD = 2  # chunks on their way between two members, so that a link does not wait while one is copied
+_CHUNK_BYTES = 512 << 10  # less than a socket holds: while a chunk of one member arrives, those of others do too
+_AHEAD = 4  # rounds of chunks on their way, so that a link does not wait while Python works
 
 
 class TensorBytes:
@@ -33,6 +34,11 @@ class TensorBytes:
         """Return a copy of some bytes."""
         return np.concatenate(list(self._cut(chunk)))
 
+    def view(self, chunk: slice) -> Array | None:
+        """Return some bytes in place, or None if they are not all of one tensor."""
+        views = list(self._cut(chunk))
+        return views[0] if len(views) == 1 else None
+
     def write(self, chunk: slice, data: Array) -> None:
         """Replace some bytes."""
         start = 0
@@ -43,8 +49,8 @@ class TensorBytes:
     def store(self) -> None:
         """Copy what was written to the tensors, if it is not there."""
         for tensor, row in zip(self._tensors, self._rows, strict=True):
-            if not len(row):
-                continue  # torch cannot view no bytes as another type
+            if not len(row) or row.ctypes.data == tensor.data_ptr():
+                continue  # torch cannot view no bytes as another type; or the bytes are those of the tensor
             tensor.data.copy_(torch.from_numpy(row).view(tensor.dtype).view(tensor.shape))
 
     def _cut(self, chunk: slice) -> Iterator[Array]:
@@ -61,11 +67,11 @@ def copy_to_newcomers(
 ) -> None:
     """Copy tensors from the holders to the newcomers. Each holder sends an even part, and all send at the same time."""
     content = TensorBytes(tensors)
-    parts = [_Part(content, even_part(content.span.stop, len(holders), place)) for place in range(len(holders))]
+    parts = {rank: _Part(content, span) for rank, span in cut_copy(content.span.stop, holders).items()}
     if group.rank in holders:
-        _carry(group, dict.fromkeys(newcomers, parts[holders.index(group.rank)]), {})
+        _carry(group, dict.fromkeys(newcomers, parts[group.rank]), {})
     elif group.rank in newcomers:
-        _carry(group, {}, dict(zip(holders, parts, strict=True)))
+        _carry(group, {}, parts)
         content.store()
 
 
@@ -111,7 +117,7 @@ def _carry(group: Group, outgoing: Mapping[int, _Part], incoming: Mapping[int, _
 
 
 class _Moving(NamedTuple):
-    """A chunk on its way; ``data`` is where it arrives, None if it leaves."""
+    """A chunk on its way; ``data`` is where it arrives, None if it leaves or arrives in place."""
 
     pending: Pending[None] | Pending[Array]
     content: TensorBytes
@@ -120,11 +126,15 @@ class _Moving(NamedTuple):
 
 
 def _send(group: Group, rank: int, part: _Part, chunk: slice) -> _Moving:
-    pending = group.send_nowait(part.content.read(chunk), rank)
+    data = part.content.view(chunk)
+    pending = group.send_nowait(part.content.read(chunk) if data is None else data, rank)
     return _Moving(pending, part.content, chunk, None)
 
 
 def _receive(group: Group, rank: int, part: _Part, chunk: slice) -> _Moving:
+    data = part.content.view(chunk)
+    if data is not None:
+        return _Moving(group.recv_nowait(data, rank), part.content, chunk, None)
     data = np.empty(chunk.stop - chunk.start, np.uint8)
     return _Moving(group.recv_nowait(data, rank), part.content, chunk, data)
 

@@ -1,12 +1,13 @@
-"""Weights in memory that the ranks of a host can read: the owner updates a block, and the other ranks copy it."""
+"""Weights in memory that other ranks can read, of a host or of a GPU: the owner updates a block, and they copy it."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 
-from phalanx.buffers import Array
 from phalanx.group import Group
+from phalanx.parallel.device import Shared, share
 from phalanx.parallel.reduction import Block, Ownership, align, as_tensor, dtype_of, is_staged, pin
 from phalanx.transport import Pending
 
@@ -34,7 +35,8 @@ class Weights:
     """Parameters of one type and device, contiguous ones, moved to memory of the group.
 
     They travel in buckets, in the order of the parameters, so that the first can be used while the last still travel.
-    ``copies`` has the model's parameter for each of them that is only a contiguous copy of it.
+    ``copies`` has the model's parameter for each of them that is only a contiguous copy of it. On a GPU that all ranks
+    share, they lie in memory of the GPU that all can read, unless they shall go ``through_host``.
     """
 
     def __init__(
@@ -43,19 +45,33 @@ class Weights:
         ownership: Ownership,
         group: Group,
         copies: Mapping[torch.nn.Parameter, torch.nn.Parameter] | None = None,
+        *,
+        is_elastic: bool = False,
+        through_host: bool = False,
     ) -> None:
         self._parameters = parameters
         self._copies = copies or {}
         self._group = group
         first = parameters[0]
         starts = list(accumulate((align(each.numel()) for each in parameters), initial=0))
-        self._array = group.allocate(starts[-1], dtype_of(first))
-        self._mirror = as_tensor(self._array, first.dtype)
-        self._is_direct = not is_staged(first.device)
-        if not self._is_direct:
-            pin(self._array, first.device)
-        for start, parameter in zip(starts, parameters, strict=False):
-            if self._is_direct:
+        self._is_staged = is_staged(first.device)
+        self._shared: Shared | None = None
+        if self._is_staged:
+            nbytes = starts[-1] * first.element_size()
+            self.route, self._shared = share(
+                group, first.device, nbytes, is_elastic=is_elastic, is_left_out=through_host
+            )
+        if self._shared:
+            self._mirror = self._shared.own.view(first.dtype)
+            self._seen = {rank: each.view(first.dtype) for rank, each in self._shared.peers.items()}
+            self._is_updated = torch.cuda.Event(blocking=True)
+        else:
+            self._array = group.allocate(starts[-1], dtype_of(first))
+            self._mirror = as_tensor(self._array, first.dtype)
+            if self._is_staged:
+                pin(self._array, first.device)
+        if not self._is_staged or self._shared:
+            for start, parameter in zip(starts, parameters, strict=False):
                 place = self._mirror[start : start + parameter.numel()].view(parameter.shape)
                 place.copy_(parameter.data)
                 parameter.data = place
@@ -63,7 +79,12 @@ class Weights:
 
     def begin(self) -> list["Arrival"]:
         """Begin to copy the blocks of other ranks. All ranks call this together, after they have updated their own."""
-        if not self._is_direct:
+        if self._shared:
+            self._is_updated.record(torch.cuda.current_stream(self._mirror.device))
+            self._group.enqueue("the update of weights", self._is_updated.synchronize)
+            meeting = self._group.barrier_nowait()  # every rank has said that its blocks are updated
+            return [Arrival(self, bucket, meeting) for bucket in self._buckets]
+        if self._is_staged:
             for bucket in self._buckets:
                 self._copy(bucket, is_own=True)
             torch.cuda.current_stream(self._parameters[0].device).synchronize()
@@ -78,7 +99,11 @@ class Weights:
 
     def end(self, bucket: WeightBucket) -> None:
         """Copy a bucket that has arrived to where the model has its parameters, if that is elsewhere."""
-        if not self._is_direct:
+        if self._shared:
+            for place, owner in zip(bucket.places, bucket.owners, strict=True):
+                if owner != self._group.rank:
+                    self._mirror[place].copy_(self._seen[owner][place])
+        elif self._is_staged:
             self._copy(bucket, is_own=False)
         for parameter in _parameters_of(bucket, self._parameters):
             if parameter in self._copies:
@@ -100,7 +125,7 @@ class Weights:
 class Arrival:
     """A bucket of weights that is on its way to this rank."""
 
-    def __init__(self, weights: Weights, bucket: WeightBucket, pending: Pending[Array]) -> None:
+    def __init__(self, weights: Weights, bucket: WeightBucket, pending: Pending[Any]) -> None:
         self._weights, self._bucket, self._pending = weights, bucket, pending
         self._is_here = False
 

@@ -3,18 +3,36 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from phalanx.buffers import Array
 from phalanx.errors import ConfigError
-from phalanx.group import Group
 
 _BATCH_BYTES = 4 << 20
 _NOTHING = "nothing more"
 
 
-def compare(named: Iterable[tuple[str, torch.Tensor]], group: Group, *settings: str) -> None:
+class Ranks(Protocol):
+    """Ranks that can begin alike. A ``Group`` and a ``TorchExchange`` are some."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+
+    def all_gather(self, array: Array) -> Array:
+        """Return the arrays of all ranks, stacked by rank."""
+
+    def all_gather_unequal(self, array: Array) -> list[Array]:
+        """Return a list of the arrays of all ranks, which may differ in length."""
+
+    def broadcast(self, array: Array, root: int = 0) -> Array:
+        """Make every rank's array equal to the root's."""
+
+
+def compare(named: Iterable[tuple[str, torch.Tensor]], group: Ranks, *settings: str) -> None:
     """Check that all ranks have tensors of the same names, shapes and types, and the same ``settings``.
 
     If not, all ranks raise the same ``ConfigError``, which names the first difference and both ranks.
@@ -44,7 +62,7 @@ def refuse_synced_norms(model: torch.nn.Module) -> None:
             )
 
 
-def broadcast(tensors: Iterable[torch.Tensor], group: Group, root: int = 0) -> None:
+def broadcast(tensors: Iterable[torch.Tensor], group: Ranks, root: int = 0) -> None:
     """Copy the tensors of the ``root`` to all ranks. They may have any type and be on any device."""
     for batch in _batches(tensors):
         flat = torch.cat([each.reshape(-1) for each in batch]).cpu()

@@ -1,4 +1,4 @@
-"""The calls that a reducer makes. A ``Group`` has them, and so has a ``StarExchange`` over a gradient server."""
+"""The calls that a reducer makes. A ``Group`` has them, and so have a ``StarExchange`` and a ``TorchExchange``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol

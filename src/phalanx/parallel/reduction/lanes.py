@@ -47,22 +47,6 @@ def plan_deposits(own: Sequence[range], lanes: int) -> tuple[Deposit, ...]:
     return tuple(deposits)
 
 
-def plan_lanes(own: Sequence[int], kept: Sequence[range]) -> list[range]:
-    """Return what a rank contributes, in order: pieces that it has ``kept``, and each other lane of its ``own``.
-
-    Of pieces that overlap, one contains the others, and is taken.
-    """
-    whole: list[range] = []
-    covered: set[int] = set()
-    for piece in sorted(kept, key=len, reverse=True):
-        if set(piece) <= set(own) - covered:
-            whole.append(piece)
-            covered |= set(piece)
-    return sorted(
-        [*whole, *(range(lane, lane + 1) for lane in own if lane not in covered)], key=lambda each: each.start
-    )
-
-
 def count_rows(deposits: tuple[Deposit, ...]) -> int:
     """Return the number of rows that the deposits need."""
     return max(deposit.row for deposit in deposits) + 1

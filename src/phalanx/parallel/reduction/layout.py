@@ -11,6 +11,15 @@ from phalanx.errors import ConfigError
 BLOCK = 2**18
 """The most elements of a block. An optimizer updates block after block, and each costs it some calls."""
 
+GPU_BLOCK = 2**21
+"""The same on a GPU, which is through with a block sooner than the CPU with the calls for it."""
+
+BUCKET_BYTES = 8 << 20
+"""What a bucket holds by default: it stays in the cache of a CPU."""
+
+GPU_BUCKET_BYTES = 32 << 20
+"""The same on a GPU, where each bucket costs the exchange some calls and a meeting."""
+
 _ALIGNED = 64  # elements: a parameter begins at the start of a cache line, whatever its type
 
 
@@ -108,18 +117,21 @@ class Layout:
         return bucket.origins[number - bucket.first_chunk][0]
 
 
-def lay_out(parameters: Sequence[ParameterSpec], bucket_bytes: int) -> Layout:
-    """Fill buckets of about ``bucket_bytes`` with parameters of one kind, the last parameters first, as in backward."""
+def lay_out(parameters: Sequence[ParameterSpec], bucket_bytes: int, block: int = BLOCK) -> Layout:
+    """Fill buckets of about ``bucket_bytes`` with parameters of one kind, the last parameters first, as in backward.
+
+    A block has at most ``block`` elements.
+    """
     if bucket_bytes < 1:
         raise ConfigError(f"a bucket holds at least one byte, not {bucket_bytes}")
     alike: dict[tuple[DType, bool, bool], list[int]] = {}
     for number, spec in enumerate(parameters):
         alike.setdefault(spec.kind, []).append(number)
     filled = [bucket for numbers in alike.values() for bucket in _fill(parameters, numbers, bucket_bytes)]
-    return arrange(parameters, filled)
+    return arrange(parameters, filled, block)
 
 
-def arrange(parameters: Sequence[ParameterSpec], filled: Sequence[Sequence[int]]) -> Layout:
+def arrange(parameters: Sequence[ParameterSpec], filled: Sequence[Sequence[int]], block: int = BLOCK) -> Layout:
     """Lay parameters out in the given buckets, each a list of parameter numbers, in the order in which buckets leave.
 
     Backward reaches the first parameter of a bucket last. So a bucket leaves the sooner, the later in the model its
@@ -132,7 +144,7 @@ def arrange(parameters: Sequence[ParameterSpec], filled: Sequence[Sequence[int]]
     for numbers in sorted(filter(None, filled), key=lambda each: (parameters[each[0]].is_buffer, -min(each))):
         specs = [parameters[number] for number in numbers]
         blocks = tuple(
-            Block(number, part.start, part.stop) for number in numbers for part in _cut(parameters[number].size)
+            Block(number, part.start, part.stop) for number in numbers for part in _cut(parameters[number].size, block)
         )
         places = _places([spec.size for spec in specs])
         chunks = tuple(chunk for place in places for chunk in slices(place, CHUNK))
@@ -153,8 +165,8 @@ def _fill(parameters: Sequence[ParameterSpec], numbers: Sequence[int], bucket_by
     return filled
 
 
-def _cut(size: int) -> list[slice]:
-    return list(slices(slice(0, size), BLOCK)) or [slice(0, 0)]
+def _cut(size: int, block: int) -> list[slice]:
+    return list(slices(slice(0, size), block)) or [slice(0, 0)]
 
 
 def _places(sizes: Sequence[int]) -> tuple[slice, ...]:

@@ -1,6 +1,7 @@
 """Averaging gradients over all lanes of all ranks while backward goes on: the one road that every gradient takes."""
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,17 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from phalanx.buffers import Array, DType, LaneShares, even_part
+from phalanx.buffers import Array, DType, LaneShares, even_part, plan_lanes
 from phalanx.collectives import Finish
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
+from phalanx.parallel.reduction.allocation import allocate
+from phalanx.parallel.reduction.device_arena import ArenaMemory
 from phalanx.parallel.reduction.exchange import Exchange
 from phalanx.parallel.reduction.integrity import Integrity
-from phalanx.parallel.reduction.lanes import Deposit, count_rows, plan_deposits, plan_lanes
+from phalanx.parallel.reduction.lanes import Deposit, plan_deposits
 from phalanx.parallel.reduction.layout import Bucket, Layout
-from phalanx.parallel.reduction.memory import allocate_buckets, as_tensor, is_staged
+from phalanx.parallel.reduction.memory import DeviceMemory, ResidentMemory, as_tensor, is_staged
 from phalanx.parallel.reduction.ownership import Ownership
+from phalanx.parallel.reduction.squares import Squares
 from phalanx.parallel.reduction.summary import Summary
+from phalanx.telemetry import OFF, Activity, Recorder
 from phalanx.transport import Pending
 
 
@@ -52,6 +57,8 @@ class Reducer:
 
     If the reducer ``keeps``, a failure of the group in the middle of a step is raised by ``finish`` only, when all
     lanes of this rank are complete: what it then ``keep``s can be put into the reducer of the next epoch.
+
+    On a GPU gradients meet there if they can, unless they shall go ``through_host``; ``route`` says where and why.
     """
 
     def __init__(
@@ -68,8 +75,11 @@ class Reducer:
         extra: int = 0,
         paranoid: bool = False,
         keeps: bool = False,
+        recorder: Recorder = OFF,
+        through_host: bool = False,
     ) -> None:
         self.layout = layout
+        self._recorder = recorder
         is_checked = paranoid and exchange.size > 1
         self.summary = Summary(layout.chunks, len(layout.parameters), extra, has_prints=is_checked)
         self._exchange = exchange
@@ -82,12 +92,25 @@ class Reducer:
         self.lanes = self._shares.by_rank[exchange.rank]
         """The lanes that this rank computes."""
         self._pieces = self._shares.pieces(exchange.rank)
-        deposits = plan_deposits(plan_lanes(self.lanes, ()), self._shares.count)
         self._deposits: dict[int, Deposit] = {}  # by the first lane of a piece
-        self._deposit = deposits[0]
+        self._deposit = plan_deposits(plan_lanes(self.lanes, ()), self._shares.count)[0]
         self._last = 0  # the first lane of what this rank puts last
-        rows = count_rows(deposits)
-        self._memory = allocate_buckets(layout.buckets, rows, exchange, device, is_borrowing=self.is_borrowing)
+        self._owners = [_owners_of(bucket, ownership) for bucket in layout.buckets]
+        self._added_here = [self._list_added(number) for number in range(len(layout.buckets))]
+        self.route, self._memory = allocate(
+            layout.buckets,
+            self._shares,
+            exchange,
+            device,
+            self._added_here,
+            is_borrowing=self.is_borrowing,
+            is_elastic=keeps,
+            is_left_out=through_host,
+            is_checked=is_checked,
+        )
+        self._squares: Squares | None = None
+        if any(isinstance(memory, DeviceMemory | ArenaMemory) for memory in self._memory):
+            self._squares = Squares(layout, self._added_here, self.summary.squares, device)
         self._bucket_of: dict[int, int] = {}
         self._rows: dict[int, tuple[torch.Tensor, ...]] = {}  # of each parameter, as flat views: making one takes long
         self._means: dict[int, torch.Tensor] = {}
@@ -96,8 +119,6 @@ class Reducer:
                 self._bucket_of[parameter] = number
                 self._rows[parameter] = memory.pieces[:, place].unbind()
                 self._means[parameter] = memory.mean[place]
-        self._owners = [_owners_of(bucket, ownership) for bucket in layout.buckets]
-        self._added_here = [self._list_added(number) for number in range(len(layout.buckets))]
         self._wires = [wire if bucket.dtype is DType.F32 else None for bucket in layout.buckets]
         told = np.zeros(self._shares.count + exchange.size)
         self._told = told
@@ -109,7 +130,7 @@ class Reducer:
         self.integrity: Integrity | None = None
         if is_checked:
             if not isinstance(exchange, Group):
-                raise ConfigError("workers that only reach a gradient server cannot check sums: leave paranoid out")
+                raise ConfigError("only ranks of our own transports can check sums: leave paranoid out")
             self.integrity = Integrity(layout, self._memory, exchange, self._added_here, self.summary.prints)
         self._keeps = keeps
         self._failure: PhalanxError | None = None
@@ -133,6 +154,8 @@ class Reducer:
         self._left = 0
         if self.integrity:
             self.integrity.begin()
+        if self._squares:
+            self._squares.begin()
         planned = plan_lanes(self.lanes, kept)
         deposits = plan_deposits(planned, self._shares.count)
         self._last = planned[-1].start
@@ -185,10 +208,18 @@ class Reducer:
         """Exchange the summary behind all buckets, wait for everything, and return the summary of all ranks."""
         if self._failure:
             raise copy.copy(self._failure)
+        if self._squares:
+            self._pending.append(self._exchange.enqueue("the norm of a step", self._settle))
         self._pending.append(self._exchange.all_reduce_nowait(self.summary.row))
         for pending in self._pending:
             pending.wait()  # its call has a deadline
         return self.summary
+
+    def explain(self) -> str:
+        """Return where gradients meet, and why."""
+        if self.route is not None:
+            return str(self.route)
+        return "gradients stay in memory of the host" if not self._is_staged else "gradients leave the GPU"
 
     # The mean
 
@@ -201,10 +232,14 @@ class Reducer:
 
     def own_means(self) -> list[torch.Tensor]:
         """Return a flat view of the mean of every parameter, in memory that this rank may change at will."""
+        self.wait_for_copies()
         for memory, bucket in zip(self._memory, self.layout.buckets, strict=True):
-            memory.wait_for_copy_in()
             if self._is_mean_shared(bucket):
                 memory.pieces[0].copy_(memory.mean)
+        return self.own_places()
+
+    def own_places(self) -> list[torch.Tensor]:
+        """Return the memory that ``own_means`` returns, before the means are there."""
         return [
             self._rows[number][0] if self._is_mean_shared(self.layout.buckets[bucket]) else self._means[number]
             for number, bucket in sorted(self._bucket_of.items())
@@ -234,7 +269,7 @@ class Reducer:
 
     def wait_for_copies(self) -> None:
         """Make what this thread does next wait until all means are on the model's device."""
-        for memory in self._memory:
+        for memory in () if self._squares else self._memory:  # else ``finish`` has waited for them
             memory.wait_for_copy_in()
 
     def _is_mean_shared(self, bucket: Bucket) -> bool:
@@ -275,7 +310,7 @@ class Reducer:
         except PhalanxError as error:
             if not self._keeps:
                 raise
-            self._failure = error
+            self._failure = error.with_traceback(None)  # whose frames would keep this reducer alive
 
     def _tell_counts(self) -> None:
         self._pending.append(self._exchange.all_reduce_nowait(self._told))
@@ -294,16 +329,25 @@ class Reducer:
             rows[left].add_(rows[right])
 
     def _let_leave(self, number: int) -> None:
+        self._recorder.record(Activity.READY, time.monotonic_ns(), number)
         bucket, memory = self.layout.buckets[number], self._memory[number]
         values, own = self._lend(number) if self.is_borrowing else ({}, None)
         memory.start_copy_out()
         self._pending.append(self._exchange.enqueue("the staging of a bucket", self._stage, number, values))
-        leaving, finish = memory.host_pieces[: len(self._pieces)], self._finishes[number]
+        leaving, finish = memory.host_pieces[: len(self._pieces)], self._host_finish(number)
         lanes, chunks, wire, owners = self._shares, bucket.chunks, self._wires[number], self._owners[number]
         if self.integrity:
             shown = as_tensor(leaving, memory.mean.dtype)
             self._pending.append(self._exchange.enqueue("the seal of a bucket", self.integrity.seal, number, shown))
-        if owners is None:
+        if isinstance(memory, ArenaMemory):
+            assert isinstance(self._exchange, Group), "only ranks of a group meet on a GPU"
+            pending: Pending[Any] = self._exchange.barrier_nowait()  # every rank has said that its pieces are there
+        elif isinstance(memory, ResidentMemory):
+            pieces = memory.pieces[: len(self._pieces)]
+            pending = memory.exchange.fold_tensors_nowait(
+                pieces, memory.mean, lanes=lanes, blocks=chunks, finish=finish
+            )
+        elif owners is None:
             pending = self._exchange.fold_lanes_nowait(
                 leaving, memory.host_mean, lanes=lanes, blocks=chunks, finish=finish, wire=wire, own=own
             )
@@ -318,7 +362,7 @@ class Reducer:
                 self._pending.append(again)
             self._pending.append(self._exchange.enqueue("the check of a bucket", self.integrity.tell, number, shown))
         if self._is_staged:
-            self._pending.append(self._exchange.enqueue("the return of a bucket", memory.start_copy_in))
+            self._pending.append(self._exchange.enqueue("the return of a bucket", self._bring_back, number))
 
     def _lend(self, number: int) -> tuple[dict[int, Array], dict[int, Array]]:
         """Return the chunks of a bucket's gradients that others of this host add up, and those that this rank does."""
@@ -336,17 +380,45 @@ class Reducer:
 
     def _stage(self, number: int, borrowed: Mapping[int, Array]) -> None:
         """Bring the pieces of a bucket to where other ranks see them; runs in the exchange's thread."""
+        self._recorder.about(number)
         bucket, memory = self.layout.buckets[number], self._memory[number]
         memory.wait_for_copy_out()
         for index, values in borrowed.items():
             memory.host_pieces[0, bucket.chunks[index]] = values
         if self._are_means and not bucket.is_buffer:
-            self._weigh(as_tensor(memory.host_pieces, memory.mean.dtype))
+            total = float(self.counts.sum())
+            scale = float(self.counts[self._exchange.rank]) * len(self.counts) / total if total else 0.0
+            if not isinstance(memory, ArenaMemory):
+                self._weigh(as_tensor(memory.host_pieces, memory.mean.dtype), scale)
+            elif scale != 1:
+                with torch.cuda.stream(memory.stream):
+                    self._weigh(memory.pieces, scale)
+                    memory.publish()
 
-    def _weigh(self, leaving: torch.Tensor) -> None:
+    def _bring_back(self, number: int) -> None:
+        """Let the mean of a bucket be made on its device, and measured there; runs in the exchange's thread."""
+        memory = self._memory[number]
+        if isinstance(memory, DeviceMemory | ArenaMemory):
+            assert self._squares is not None
+            divisor = None if self._is_divided_on_host(number) else self._finishes[number].divisor
+            with torch.cuda.stream(memory.stream):
+                memory.make_mean(divisor)
+                self._squares.measure(number, memory.padded_mean)
+                memory.start_copy_in()
+        else:
+            memory.start_copy_in()
+
+    def _settle(self) -> None:
+        """Wait until all means are there and measured: then no rank reads the pieces of another any more."""
+        assert self._squares is not None
+        self._squares.finish()
+        for memory in self._memory[-1:]:  # they are made in order
+            assert isinstance(memory, DeviceMemory | ArenaMemory)
+            memory.wait_for_mean()
+
+    @staticmethod
+    def _weigh(leaving: torch.Tensor, scale: float) -> None:
         """Multiply this rank's gradients by how often they are in the sum, which is then divided by the ranks."""
-        total = float(self.counts.sum())
-        scale = float(self.counts[self._exchange.rank]) * len(self.counts) / total if total else 0.0
         if scale == 0:
             leaving.zero_()  # times 0 is not enough for what is not finite
         elif scale != 1:
@@ -357,6 +429,18 @@ class Reducer:
             return Finish(counts=np.array([float(self._shares.count)]))
         squares = self.summary.squares[bucket.first_chunk : bucket.first_chunk + len(bucket.chunks)]
         return Finish(counts=np.array([float(self._shares.count)]) if self._are_means else self.counts, squares=squares)
+
+    def _host_finish(self, number: int) -> Finish:
+        """Return what the CPU does with the sums of a bucket: on a GPU, as little as it can."""
+        finish = self._finishes[number]
+        if self._squares is None:
+            return finish
+        return Finish(counts=finish.counts if self._is_divided_on_host(number) else None)
+
+    def _is_divided_on_host(self, number: int) -> bool:
+        """Return whether the mean is rounded on the host, so that the sum has to be divided there before."""
+        is_narrow = self.layout.buckets[number].dtype.is_narrow or self._wires[number] is not None
+        return is_narrow and isinstance(self._memory[number], DeviceMemory)
 
     def _list_added(self, number: int) -> frozenset[int]:
         """Return the chunks of a bucket that this rank adds up."""

@@ -8,12 +8,15 @@ from phalanx.errors import ConfigError
 from phalanx.group import Group
 from phalanx.parallel.optimizer import Arrival, Leaf, Weights
 from phalanx.parallel.reduction import (
+    BLOCK,
+    GPU_BLOCK,
     NARROW,
     Block,
     Ownership,
     ParameterSpec,
     Unit,
     Way,
+    is_staged,
     lay_out,
     layers_of,
     share_blocks,
@@ -30,7 +33,8 @@ def share_out(named: Named, unit: Unit, way: Way, before: Sequence[int]) -> Owne
     """
     specs = [ParameterSpec(name, parameter.numel()) for name, parameter in named]
     if unit is Unit.BLOCK:
-        blocks = lay_out(specs, 1).blocks
+        is_on_gpu = any(is_staged(parameter.device) for _, parameter in named)
+        blocks = lay_out(specs, 1, GPU_BLOCK if is_on_gpu else BLOCK).blocks
         layers = [[number] for number in range(len(blocks))]
     else:
         blocks = tuple(Block(number, 0, spec.size) for number, spec in enumerate(specs))
@@ -53,11 +57,13 @@ class Shard:
     contiguous stays where it is, because a product with it may round differently elsewhere; a copy is updated and sent.
     """
 
-    def __init__(self, named: Named, ownership: Ownership, group: Group) -> None:
+    def __init__(self, named: Named, ownership: Ownership, group: Group, *, through_host: bool = False) -> None:
         self._copies = {_copy(parameter): parameter for _, parameter in named if not parameter.is_contiguous()}
         copy_of = {parameter: copy for copy, parameter in self._copies.items()}
         updated = [(name, copy_of.get(parameter, parameter)) for name, parameter in named]
-        self._weights = [] if group.size == 1 else _move(updated, ownership, group, self._copies)
+        self._weights = (
+            [] if group.size == 1 else _move(updated, ownership, group, self._copies, through_host=through_host)
+        )
         self._places = [(name, parameter, parameter.data_ptr()) for name, parameter in named]
         own = sorted(ownership.of(group.rank), key=lambda block: (block.parameter, block.start))
         self.leaves = [_make_leaf(*updated[block.parameter], block) for block in own]
@@ -116,7 +122,12 @@ class Shard:
 
 
 def _move(
-    named: Named, ownership: Ownership, group: Group, copies: Mapping[torch.nn.Parameter, torch.nn.Parameter]
+    named: Named,
+    ownership: Ownership,
+    group: Group,
+    copies: Mapping[torch.nn.Parameter, torch.nn.Parameter],
+    *,
+    through_host: bool,
 ) -> list[Weights]:
     """Move the parameters to memory of the group, those of one type and device together."""
     alike: dict[object, list[int]] = {}
@@ -131,7 +142,8 @@ def _move(
             if block.parameter in chosen
         ]
         blocks, owners = zip(*pairs, strict=True)
-        found.append(Weights([named[number][1] for number in numbers], Ownership(blocks, owners), group, copies))
+        moved = [named[number][1] for number in numbers]
+        found.append(Weights(moved, Ownership(blocks, owners), group, copies, through_host=through_host))
     return found
 
 

@@ -225,7 +225,8 @@ class ZeroOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
             ]
             if pairs:
                 home.shard(Ownership(*(tuple(each) for each in zip(*pairs, strict=True))), self._mark)
-        return [Shard(named, ownership, self._group) for named, ownership in shared]
+        through_host = any(home.through_host for home in self._homes)
+        return [Shard(named, ownership, self._group, through_host=through_host) for named, ownership in shared]
 
     def _can_train(self, parameter: torch.Tensor) -> bool:
         """Return whether a parameter gets gradients, or, in a group of one, may get some later."""

@@ -9,6 +9,7 @@ from phalanx.testing.cluster.worker import WorkerProcess
 
 _LONGEST_S = 8.0
 _MOST_FAULTS = (4, 10, 20)  # in calm, usual and bad times
+_HOW_EARLY = (1, 1, 4)  # with 4, half of them are in the first sixteenth of the time
 
 
 class Faults:
@@ -38,14 +39,16 @@ class Faults:
         self._stays_away = self._chance.random() < 0.03
         kinds = (
             [self._doom_worker] * 3
+            + [self._doom_on_entry] * 2
             + [self._replace_worker] * 2
             + [self._doom_coordinator] * 3
             + [self._stop_worker] * 2
             + [self._lose_connection] * 3
             + [self._part_from_coordinator, self._part_workers, self._stop_coordinator, self._join, self._leave]
         )
+        how_early = self._chance.choice(_HOW_EARLY)
         for _ in range(self._chance.randint(0, self._chance.choice(_MOST_FAULTS))):
-            time.at(self._chance.uniform(0.0, self.over_s), self, self._chance.choice(kinds))
+            time.at(self.over_s * self._chance.random() ** how_early, self, self._chance.choice(kinds))
 
     def __repr__(self) -> str:
         return self.name
@@ -59,6 +62,7 @@ class Faults:
     def end(self) -> None:
         """Let nothing go wrong any more: stopped processes continue, cut networks heal."""
         self._time.doomed.clear()
+        self._time.doomed_on_entry.clear()
         for worker in self._workers.values():
             self._time.continue_(worker)
         self._time.continue_(self._coordinator)
@@ -68,6 +72,10 @@ class Faults:
     def _doom_worker(self) -> None:
         if worker := self._any_worker():
             self._time.doomed.add(worker.name)
+
+    def _doom_on_entry(self) -> None:
+        if worker := self._any_worker():
+            self._time.doomed_on_entry.add(worker.name)
 
     def _replace_worker(self) -> None:
         self._doom_worker()

@@ -1,35 +1,18 @@
 """What the workers of a simulated cluster send each other. Everything names its epoch, as keys do in reality."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What one rank contributes to a step of an epoch: the values of its lanes, in order."""
-
-    epoch: int
-    step: int
-    rank: int
-    lanes: tuple[int, int]
-    values: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AskState:
-    """A rank that is behind asks for the state of its epoch's step."""
+class Parcel:
+    """What one rank sends another in a call of an epoch's group. All ranks count their calls alike."""
 
     epoch: int
     rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The answer."""
-
-    epoch: int
-    rank: int
-    step: int
-    weights: bytes
+    call: int
+    what: str
+    content: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +23,4 @@ class Gone:
     rank: int
 
 
-Frame = Piece | AskState | State | Gone
+Frame = Parcel | Gone

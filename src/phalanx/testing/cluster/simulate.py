@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from phalanx.coordinator.terms import Terms
-from phalanx.errors import ConnectError
+from phalanx.errors import ConnectError, JoinRefused
 from phalanx.testing.cluster.coordinator import CoordinatorProcess
 from phalanx.testing.cluster.faults import Faults
 from phalanx.testing.cluster.laws import Laws, Violation
@@ -15,6 +15,7 @@ from phalanx.testing.cluster.time import VirtualTime
 from phalanx.testing.cluster.worker import WorkerProcess
 
 _LANES = 8
+_SIZES = (5, 3, 3, 2, 1, 0)
 _LIMIT_S = 1000.0
 
 
@@ -56,11 +57,19 @@ class _Cluster:
         most = workers + chance.choice((0, 0, 2))
         patience_s, stall_s = chance.choice((1.0, 2.0, 5.0)), chance.choice((1.0, 5.0, 30.0))
         terms = Terms(minimum=chance.randint(1, workers), maximum=most, patience_s=patience_s, stall_s=stall_s)
-        spoiled = (chance.randrange(steps), chance.randrange(_LANES)) if chance.random() < 0.05 else None
-        deadline_s = chance.choice((3.0, 8.0))
+        self._job = Job(
+            steps=steps,
+            lanes=_LANES,
+            terms=terms,
+            deadline_s=chance.choice((3.0, 8.0)),
+            sizes=_SIZES,
+            hosts=chance.randint(1, 3),
+            is_sharing=chance.random() < 0.6,
+            is_paranoid=chance.random() < 0.4,
+            spoiled_step=chance.randrange(steps) if chance.random() < 0.05 else None,
+        )
         self.time = VirtualTime(chance)
-        self.laws = Laws(_LANES)
-        self._job = Job(steps=steps, lanes=_LANES, terms=terms, deadline_s=deadline_s, spoiled=spoiled)
+        self.laws = Laws(self._job)
         self._coordinator = CoordinatorProcess(self.time, self.laws, terms)
         self._workers: dict[str, WorkerProcess] = {}
         self._faults = Faults(self.time, self._coordinator, self._workers, self._spawn, patience_s)
@@ -88,7 +97,9 @@ class _Cluster:
         return self._coordinator.is_alive and self.laws.ended is None and is_enough and self._is_held(alive)
 
     def _is_held(self, workers: Iterable[WorkerProcess]) -> bool:
-        return any(each.holds(self.laws.commits) for each in workers)
+        """Whether these workers have all of the state together."""
+        held = frozenset[int]().union(*(each.holds(self.laws.commits) for each in workers))
+        return len(held) == len(self._job.sizes)
 
     def _judge(self, *, must_finish: bool) -> None:
         for worker in self._workers.values():
@@ -96,11 +107,21 @@ class _Cluster:
                 raise Violation(f"{worker.name} waits for ever, at step {worker.step}")
             if self._coordinator.is_alive and isinstance(worker.ending, ConnectError):
                 raise Violation(f"{worker.name} gave up on a coordinator that was there: {worker.ending}")
+        self._judge_early_end()
         steps = len(self.laws.commits)
-        is_spoiled = self._job.spoiled is not None and steps == self._job.spoiled[0]
+        is_spoiled = self._job.spoiled_step == steps or self.laws.is_state_lost
         # A worker that crashed may have been the last to be done: then its state is lost with it.
         is_held = self._is_held(each for each in self._workers.values() if each.ending != "crashed")
         if must_finish and is_held and steps < self._job.steps and not is_spoiled:
             raise Violation(f"only {steps} steps were taken, although nothing stood in the way: {self.laws.ended}")
         if self._coordinator.is_alive and steps and self.laws.ended is None:
             raise Violation("the coordinator waits for ever")
+
+    def _judge_early_end(self) -> None:
+        """The run does not end because the last worker leaves, if another one that has the state only lost touch."""
+        steps, words = len(self.laws.commits), self.laws.ended or ""
+        if steps == self._job.steps or not words.startswith("all workers left"):
+            return
+        for worker in self._workers.values():
+            if isinstance(worker.ending, JoinRefused) and worker.has_met and worker.holds(self.laws.commits):
+                raise Violation(f"the run ended although {worker.name} had its state: {words}")

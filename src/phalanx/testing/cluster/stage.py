@@ -29,6 +29,8 @@ class Takes(Enum):
     COMPUTING = auto()
     NOTICING = auto()
     CALLING = auto()
+    TRANSFER = auto()
+    WRITING = auto()
 
 
 class Actor(Protocol):
@@ -73,14 +75,33 @@ class Job:
     lanes: int
     terms: Terms
     deadline_s: float
-    spoiled: tuple[int, int] | None = None
-    """The step and the lane that give no number, if any."""
+    sizes: tuple[int, ...]
+    """The sizes of the blocks of the optimizer state."""
+    hosts: int = 1
+    is_sharing: bool = False
+    """Whether the workers share the optimizer: two hold each block."""
+    is_paranoid: bool = False
+    """Whether they compare their state before each step."""
+    evaluates_every: int = 3
+    """Behind which steps they evaluate."""
+    spoiled_step: int | None = None
+    """The step that gives no number, if any."""
+
+    def share_hosts(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the ranks of each host. Workers come to hosts in turn."""
+        found = [
+            tuple(rank for rank, name in enumerate(names) if int(name[1:]) % self.hosts == host)
+            for host in range(self.hosts)
+        ]
+        return [ranks for ranks in found if ranks]
 
 
 class Stage(ABC):
     """Decides what happens next."""
 
     now = 0.0
+    written_in = 0
+    """The epoch in which the run directory was last written to."""
 
     @abstractmethod
     def post(self, takes: Takes, line: Hashable, actor: Actor, act: Act, *about: object) -> None:

@@ -12,7 +12,13 @@ from phalanx.testing.cluster.stage import Act, Actor, Stage, Takes
 T = TypeVar("T")
 _REMEMBERED = 40
 _MOST_EVENTS = 60_000
-_USUAL_S = {Takes.COMPUTING: 0.2, Takes.NOTICING: 0.02, Takes.CALLING: 0.02}
+_USUAL_S = {
+    Takes.COMPUTING: 0.2,
+    Takes.NOTICING: 0.02,
+    Takes.CALLING: 0.02,
+    Takes.TRANSFER: 0.2,
+    Takes.WRITING: 2.0,
+}
 _NETWORK_S = 0.01
 _RARE_FACTOR = 20  # now and then everything takes much longer
 
@@ -26,6 +32,7 @@ class VirtualTime(Stage):
         self.counts: Counter[str] = Counter()
         self.chance = chance
         self.doomed: set[str] = set()  # who crashes at the next occasion
+        self.doomed_on_entry: set[str] = set()  # who crashes at the next occasion after an epoch has begun
         self.events = 0
         self._heap: list[_Event] = []
         self._posted = 0
@@ -85,9 +92,9 @@ class VirtualTime(Stage):
         self._push_in_line(start + self._draw(_NETWORK_S), line, target, act, about)
 
     def at(self, when: float, actor: Actor, act: Act, *about: object) -> None:
-        """Let something happen to ``actor`` at a time."""
+        """Let something happen to ``actor`` at a time, or now if it is overdue."""
         self._posted += 1
-        heapq.heappush(self._heap, (when, self._posted, actor, act, about))
+        heapq.heappush(self._heap, (max(when, self.now), self._posted, actor, act, about))
 
     def tick_at(self, actor: Actor, when: float | None) -> None:
         """Let ``actor`` tick at this time, and not at another that was asked for before."""
@@ -114,6 +121,9 @@ class VirtualTime(Stage):
     def count(self, what: str) -> None:
         """Count something that happened."""
         self.counts[what] += 1
+        if what == "epochs":
+            self.doomed |= self.doomed_on_entry
+            self.doomed_on_entry.clear()
 
     # What faults ask for
 

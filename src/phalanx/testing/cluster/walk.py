@@ -11,7 +11,7 @@ import msgspec
 
 from phalanx.coordinator.terms import Terms
 from phalanx.testing.cluster.coordinator import CoordinatorProcess
-from phalanx.testing.cluster.frames import AskState, Gone, Piece, State
+from phalanx.testing.cluster.frames import Gone, Parcel
 from phalanx.testing.cluster.laws import Laws, Violation
 from phalanx.testing.cluster.stage import Act, Actor, Job, Stage, Takes
 from phalanx.testing.cluster.worker import WorkerProcess
@@ -29,10 +29,9 @@ _VALUES = (
     msgspec.Struct,
     Terms,
     Job,
-    Piece,
-    State,
-    AskState,
+    range,
     Gone,
+    Parcel,
 )
 _Event = tuple[Actor, Act, tuple[object, ...]]
 
@@ -101,8 +100,9 @@ class _State(Stage):
 
     def __init__(self, workers: int, steps: int, crashes: int) -> None:
         self.crashes = crashes  # that may still happen
-        self._job = Job(steps=steps, lanes=_LANES, terms=Terms(minimum=1, maximum=workers), deadline_s=8.0)
-        self._laws = Laws(_LANES)
+        terms = Terms(minimum=1, maximum=workers)
+        self._job = Job(steps=steps, lanes=_LANES, terms=terms, deadline_s=8.0, sizes=(1,))
+        self._laws = Laws(self._job)
         self._lines: dict[Hashable, deque[_Event]] = {}
         self._own: set[Hashable] = set()  # lines of what concerns one process alone: no order of it matters
         self._timers: dict[tuple[str, str], tuple[float, _Event]] = {}  # a new one takes the place of an old one
@@ -167,7 +167,7 @@ class _State(Stage):
         lines = {line: events for line, events in self._lines.items() if events}
         in_any_order = frozenset(_pairs(lines)), frozenset(_pairs(self._timers)), frozenset(_pairs(self._ticks))
         processes = [_freeze(vars(each)) for each in (self._coordinator, *self._workers.values())]
-        return hash((self.now, self.crashes, *in_any_order, *processes))
+        return hash((self.now, self.written_in, self.crashes, *in_any_order, *processes))
 
     def _next_due(self) -> tuple[float, str, str] | None:
         """When, to whom and what happens next if nothing else does."""
@@ -244,10 +244,23 @@ def _freeze(value: object) -> Hashable:
         return frozenset(value)
     if isinstance(value, types.MethodType):
         return value.__name__
+    if isinstance(value, types.GeneratorType):
+        return _freeze_frame(value)
+    if isinstance(value, slice):
+        return value.start, value.stop
     if isinstance(value, _OUTSIDE):
         return str(getattr(value, "name", ""))
     names = vars(value) if hasattr(value, "__dict__") else value.__slots__  # type: ignore[attr-defined]
     return tuple(_freeze(getattr(value, name)) for name in names)
+
+
+def _freeze_frame(running: "types.GeneratorType[object, object, object]") -> Hashable:
+    """A value that is equal for threads that are at the same place with the same variables."""
+    frame = running.gi_frame
+    if frame is None:
+        return "over"
+    inner = running.gi_yieldfrom
+    return running.__name__, frame.f_lasti, _pairs(frame.f_locals), _freeze(inner) if inner else None
 
 
 def _pairs(values: Mapping[T, object]) -> tuple[tuple[T, Hashable], ...]:
