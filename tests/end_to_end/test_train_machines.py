@@ -120,6 +120,24 @@ def test_machines_share_the_optimizer_and_a_run_that_is_killed_resumes_bit_for_b
     assert bits_of(machines.run) == bits_of(tmp_path / "alone")
 
 
+def test_a_machine_joins_again_when_the_state_was_lost_and_the_run_goes_on_from_a_checkpoint(tmp_path, machines):
+    options = ["--zero", "--workers", "1:4", "--local", 2, "--first", 4, "--steps", 60]
+    first, address = machines.start(*options, "--patience", 2, "--set", "run.checkpoint_every=10")
+    second = machines.join(address, "-n", 2)
+    machines.wait_for_workers(first, 4)
+    wait_until(first.process, lambda: list(machines.run.glob("checkpoints/step-*/manifest.json")))
+
+    for pid in [*workers_of(first), workers_of(second)[0]]:  # so both holders of some part of the optimizer are gone
+        os.kill(pid, signal.SIGKILL)
+
+    second.wait_for("the state of the run was lost with its workers: waiting")
+    assert first.finish()[0] == 0
+    assert second.finish()[0] == 0
+    alone = train(machines.config, "--run-dir", tmp_path / "alone", "--steps", 60)
+    assert digest_of(machines.run) == alone["digest"]
+    assert bits_of(machines.run) == bits_of(tmp_path / "alone")
+
+
 @pytest.mark.parametrize("sharing", ["--zero", "--no-zero"])
 @pytest.mark.parametrize("directory", ["run", "elsewhere"], ids=["one-directory", "a-guest"])
 def test_workers_whose_coordinator_stays_away_save_what_they_hold(tmp_path, machines, sharing, directory):

@@ -13,7 +13,7 @@ import msgspec
 
 import phalanx
 from phalanx.coordinator import ask_about, look
-from phalanx.errors import ConfigError, DeadlineExceeded, PhalanxError
+from phalanx.errors import ConfigError, ConnectError, DeadlineExceeded, PhalanxError
 from phalanx.launch import local
 from phalanx.launch.env import Launch
 from phalanx.train import require_torch
@@ -34,6 +34,7 @@ LONGEST_WAIT_S = 300.0
 
 _ANSWER_S = 10.0
 _NAP_S = 0.2
+_MOST_LOSSES = 4  # of the state of the run, without a step between
 GRACE_S = 120.0
 """How long workers may take to finish a step and to save a checkpoint."""
 
@@ -73,13 +74,17 @@ def join_training(
         member = Launch.joining(where, credentials, (program.patience_s, program.stall_s), program.over)
         more = f"{program.workers} more worker{'s' if program.workers > 1 else ''}"
         print(f"data   {corpus.describe()}\nrun    that of {format_address(where)}, {more}", flush=True)
-        return local.supervise(
-            guest,
-            [member] * program.workers,
-            guest,
-            _Progress(where, credentials).count_steps,
-            has_others=lambda _: True,
-        ).status
+        progress, losses, lost_at = _Progress(where, credentials), 0, None
+        while True:
+            ending = local.supervise(
+                guest, [member] * program.workers, guest, progress.count_steps, has_others=lambda _: True
+            )
+            losses, lost_at = losses + 1 if progress.steps == lost_at else 1, progress.steps
+            if not ending.is_lost or losses >= _MOST_LOSSES:
+                return ending.status
+            words = "the state of the run was lost with its workers: waiting for the run to go on from a checkpoint"
+            print(f"phalanx join: {words}", file=sys.stderr, flush=True)
+            _wait_for_coordinator(where, credentials)
 
 
 def wait_for_description(where: Address, credentials: Credentials) -> RunDescription:
@@ -97,6 +102,17 @@ def wait_for_description(where: Address, credentials: Credentials) -> RunDescrip
             words += f". Waiting up to {LONGEST_WAIT_S:g} s for phalanx train; if the workers run a script, name it."
             print(f"phalanx join: {words}", file=sys.stderr, flush=True)
         time.sleep(_NAP_S)
+
+
+def _wait_for_coordinator(where: Address, credentials: Credentials) -> None:
+    """Return when a coordinator listens again and somebody has told it what the run is; the one before has ended."""
+    deadline = Deadline.after(LONGEST_WAIT_S)
+    while not deadline.has_passed:
+        with suppress(ConnectError):
+            wait_for_description(where, credentials)
+            return
+        time.sleep(_NAP_S)
+    raise DeadlineExceeded(f"no coordinator listens at {format_address(where)}: look at phalanx train there")
 
 
 def describe_here(config: Config, corpus: Corpus, run: str, directory: Path | None = None) -> RunDescription:
@@ -129,10 +145,11 @@ class _Progress:
     def __init__(self, where: Address, credentials: Credentials) -> None:
         self._where = where
         self._credentials = credentials
-        self._steps = 0
+        self.steps = 0
+        """The last number that is known."""
 
     def count_steps(self) -> int:
         """Return the number, or the last one that is known."""
         with suppress(PhalanxError):
-            self._steps = look(self._where, Deadline.after(_NAP_S + 1), self._credentials).step
-        return self._steps
+            self.steps = look(self._where, Deadline.after(_NAP_S + 1), self._credentials).step
+        return self.steps
