@@ -147,7 +147,7 @@ class WeightsDiverged(Halted):
 
 
 class StateLost(Halted):
-    """All workers that held some optimizer state were lost at the same time: continue from the last checkpoint."""
+    """All workers that held some state of the run were lost at the same time: continue from the last checkpoint."""
 
 
 class RemoteError(Halted):

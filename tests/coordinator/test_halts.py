@@ -141,7 +141,7 @@ def test_a_run_that_nobody_holds_the_state_of_gives_up():
 
     words = "no worker that holds the state of step 1 came within 60 s: "
     words += "start all workers again from the last checkpoint, with a new journal"
-    assert only(decisions, Halt) == Halt(1, Reason.STUCK, None, words)
+    assert only(decisions, Halt) == Halt(1, Reason.STATE_LOST, None, words)
 
 
 def test_a_run_that_became_whole_in_time_does_not_give_up():

@@ -71,11 +71,12 @@ class Epochs:
         if self._short_since is None or now < self._short_since + self._terms.rejoin_s:
             return None
         here, least, step = len(self._roster.present), self._roster.least or 1, self._steps.step
-        words = f"no worker that holds the state of step {step} came within {self._terms.rejoin_s:g} s"
+        waited = f"{self._terms.rejoin_s:g} s"
+        reason, words = Reason.STATE_LOST, f"no worker that holds the state of step {step} came within {waited}"
         if here < least:
-            words = f"there were {here} of at least {least} workers for {self._terms.rejoin_s:g} s at step {step}"
+            reason, words = Reason.STUCK, f"there were {here} of at least {least} workers for {waited} at step {step}"
         words += ": start all workers again from the last checkpoint, with a new journal"
-        return Halt(step, Reason.STUCK, None, words)
+        return Halt(step, reason, None, words)
 
     def form_if_possible(self, now: float) -> list[Decision]:
         """Begin an epoch, unless there is one already or it has to wait for a worker."""

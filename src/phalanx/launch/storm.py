@@ -128,6 +128,7 @@ class Storm:
         self._seen: dict[int, int] = {}  # at which step each worker was first seen among the others
         self._away: dict[int, float] = {}  # workers that are stopped, and until when
         self._cut: dict[int, float] = {}  # hosts that are cut off, and until when
+        self._leaving: set[int] = set()  # workers that were asked to leave: they finish a step first
         self._step = self._last_step = 0
         self._step_s, self._step_at = _FIRST_STEP_S, time.monotonic()
         self._most_joined = 0
@@ -246,6 +247,8 @@ class Storm:
                 self._away[victim] = time.monotonic() + self._away_s
             case Mishap.HANG | Mishap.CUT:
                 self._seen[victim] = self._step  # it comes again
+            case Mishap.JOIN:
+                self._leaving.add(victim)
             case _:
                 del self._seen[victim]
         _send(victim, _SIGNALS[strike.mishap])
@@ -255,7 +258,8 @@ class Storm:
 
     def _present(self) -> list[list[int]]:
         """Return the workers of each host that nothing has happened to."""
-        return [[pid for pid in host if pid in self._seen and pid not in self._away] for host in self._hosts]
+        struck = self._leaving.union(self._away)
+        return [[pid for pid in host if pid in self._seen and pid not in struck] for host in self._hosts]
 
     def _holders(self) -> list[int]:
         """Return those of them that have been there for some steps, so that they have the state."""
