@@ -63,7 +63,7 @@ class TorchProfile:
         return self._clock_ns(first, worker), self._clock_ns(last, worker)
 
     def steps(self, worker: WorkerRecords) -> range:
-        """Return the steps of the worker that were profiled from begin to end; none if there are no such steps."""
+        """Return the steps of the worker that were profiled, also in part; none if there are no such steps."""
         first, last = self.span_ns(worker)
         table = worker.table[worker.table["activity"] == Activity.STEP]
         steps = table["step"][(table["end"] > first) & (table["start"] < last)]
