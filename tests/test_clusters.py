@@ -116,6 +116,33 @@ def test_the_job_of_kubeflow_uses_the_runtime_and_fits_into_its_run():
     assert job["spec"]["trainer"]["numNodes"] <= most
 
 
+def lost_keys(given: object, kept: object, place: str = "") -> Iterator[str]:
+    """Yield the places at which a document has something that a model of it does not have."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for key, value in given.items():
+            yield from lost_keys(value, kept.get(key), f"{place}.{key}")
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for number, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from lost_keys(one, other, f"{place}[{number}]")
+    elif given != kept:
+        yield place
+
+
+@pytest.mark.parametrize("file", ["jobset.yaml", "kubeflow-runtime.yaml"])
+def test_documents_of_kubernetes_have_only_what_their_models_know(file):
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    kinds = {
+        "JobSet": models.JobsetV1alpha2JobSet,
+        "ClusterTrainingRuntime": models.TrainerV1alpha1ClusterTrainingRuntime,
+        "TrainJob": models.TrainerV1alpha1TrainJob,
+    }
+
+    for document in yaml.safe_load_all((CLUSTERS / file).read_text(encoding="utf-8")):
+        model = kinds[document["kind"]].from_dict(document)
+
+        assert not list(lost_keys(document, model.to_dict()))
+
+
 def test_slurm_trains_on_the_first_node_and_joins_from_the_others(tmp_path):
     script = (CLUSTERS / "slurm.sbatch").read_text(encoding="utf-8")
 

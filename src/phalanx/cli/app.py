@@ -16,6 +16,7 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.explain import explain
 from phalanx.cli.generate import generate, reproduce
 from phalanx.cli.gradient_server import gradient_server
+from phalanx.cli.log import log
 from phalanx.cli.metrics import metrics
 from phalanx.cli.plot import plot
 from phalanx.cli.run import run
@@ -41,6 +42,7 @@ app.command()(status)
 app.command()(blame)
 app.command()(trace)
 app.command()(metrics)
+app.command()(log)
 app.command()(token)
 app.command()(chaos)
 app.command()(explain)

@@ -3,16 +3,18 @@
 import sys
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from phalanx.bench.all_reduce.driver import lacking, measure, versions
-from phalanx.bench.all_reduce.plan import AllReduceSystem, baseline, cells
+from phalanx.bench.all_reduce.plan import AllReduceRow, AllReduceSystem, baseline, cells
 from phalanx.bench.commit import measure_commits
 from phalanx.bench.hosts import join as joining
 from phalanx.bench.hosts import plan as between
 from phalanx.bench.hosts.driver import measure_hosts, measure_join
+from phalanx.bench.plot import draw_all_reduces
 from phalanx.bench.text import format_time, parse_counts, parse_sizes, parse_systems
 from phalanx.bench.training import checkpoint as savings
 from phalanx.bench.training import step as steps
@@ -54,6 +56,9 @@ def all_reduce(
         str, typer.Option(help=f"What to measure: {', '.join(system.value for system in AllReduceSystem)}.")
     ] = "arena,copy,tcp,gloo,openmpi",
     rounds: _Turns = 5,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw a chart, as .svg or .png.", show_default=False)
+    ] = None,
     *,
     as_json: _AsJson = False,
 ) -> None:
@@ -62,7 +67,7 @@ def all_reduce(
     The time of an all-reduce is that of its slowest rank; the table has medians.
     """
     with errors_told():
-        _measure_all_reduces(ranks, sizes, parse_systems(AllReduceSystem, systems), rounds, as_json=as_json)
+        _measure_all_reduces(ranks, sizes, parse_systems(AllReduceSystem, systems), rounds, plot, as_json=as_json)
 
 
 @app.command()
@@ -300,23 +305,33 @@ def commit(
 
 
 def _measure_all_reduces(
-    ranks: str, sizes: str, wanted: Sequence[AllReduceSystem], rounds: int, *, as_json: bool
+    ranks: str,
+    sizes: str,
+    wanted: Sequence[AllReduceSystem],
+    rounds: int,
+    plot: Path | None = None,
+    *,
+    as_json: bool,
 ) -> None:
     groups, lengths = parse_counts(ranks), parse_sizes(sizes)
     if rounds < 1:
         raise ConfigError(f"{rounds} rounds measure nothing: give 1 or more")
     systems = _installed(wanted)
+    measured: list[AllReduceRow] = []
+    libraries = ", ".join(f"{name} {version}" for name, version in versions(systems).items())
     for size in groups:
         with progress() as tell:
             rows = measure(size, systems, lengths, rounds, tell)
+        measured += rows
         if as_json:
             print_json(rows)
             continue
         headings = ("size", "system", "median time", "algorithm GB/s", "bus GB/s", f"vs {baseline(rows)}")
         sections = [[cells(row, rows) for row in section] for _, section in groupby(rows, lambda row: row.bytes)]
-        libraries = ", ".join(f"{name} {version}" for name, version in versions(systems).items())
         footer = f"{size} ranks on {usable_cpus()} cores, {libraries}"
         print_table(f"all-reduce of f32, {size} ranks", headings, sections, footer)
+    if plot:
+        draw_all_reduces(measured, plot, f"{usable_cpus()} cores, {libraries}")
 
 
 def _installed(systems: Sequence[AllReduceSystem]) -> list[AllReduceSystem]:

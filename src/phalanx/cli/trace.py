@@ -1,16 +1,18 @@
 """``phalanx trace``: write a trace of a run for Perfetto."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from phalanx.errors import ConfigError
-from phalanx.telemetry import WorkerRecords, read_workers, write_trace
+from phalanx.plain_file import read_plain
+from phalanx.telemetry import TorchProfile, WorkerRecords, parse_profile, read_workers, write_trace
 from phalanx.train.rundir import RunDir
+from phalanx.train.step_range import parse_steps
 
 _LAST = 10
+_MOST_BYTES = 2**31  # of a profile
 
 
 def trace(
@@ -19,7 +21,17 @@ def trace(
     steps: Annotated[
         str | None,
         typer.Option(
-            metavar="FIRST:END", help="From which step, up to which. Default: the last ten.", show_default=False
+            metavar="FIRST:END",
+            help="From which step, up to which. Default: those that were profiled, or the last ten.",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Merge what torch.profiler exported on a worker, too; repeat for more. Those of the run are found.",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[
@@ -32,23 +44,18 @@ def trace(
     """
     run = RunDir(run_dir)
     workers = read_workers(run.telemetry)
-    wanted = parse_steps(steps) if steps else last_steps(workers)
+    profiles = _read_profiles([*sorted(run.profiles.glob("*.json")), *(profile or [])])
+    wanted = parse_steps(steps, "--steps") if steps else profiled_steps(workers, profiles) or last_steps(workers)
     path = out or run.path / "trace.json"
     try:
-        path.write_bytes(write_trace(workers, wanted))
+        path.write_bytes(write_trace(workers, wanted, profiles))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; name another file with --out") from error
     many = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
     print(f"steps {wanted.start} to {wanted.stop - 1} of {many}: {path}")
+    if profiles:
+        print(f"with {'1 profile' if len(profiles) == 1 else f'{len(profiles)} profiles'} of torch.profiler")
     print(f"times of different machines are right to within {_uncertainty(workers)}")
-
-
-def parse_steps(text: str) -> range:
-    """Return the steps that "100:110" means: from 100 on, up to but not including 110."""
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
-    if not found or int(found[1]) >= int(found[2]):
-        raise ConfigError(f"--steps is the first step and the end, as in 100:110, not {text!r}")
-    return range(int(found[1]), int(found[2]))
 
 
 def last_steps(workers: list[WorkerRecords]) -> range:
@@ -57,6 +64,22 @@ def last_steps(workers: list[WorkerRecords]) -> range:
     if last < 0:
         raise ConfigError("there are no records yet: let the run take a step")
     return range(max(0, last + 1 - _LAST), last + 1)
+
+
+def profiled_steps(workers: list[WorkerRecords], profiles: list[TorchProfile]) -> range:
+    """Return the steps of which there are profiles, from the first to the last; none if there are no such steps."""
+    found = [each.steps(workers[each.find_worker(workers)]) for each in profiles]
+    found = [each for each in found if each]
+    return range(min(each.start for each in found), max(each.stop for each in found)) if found else range(0)
+
+
+def _read_profiles(paths: list[Path]) -> list[TorchProfile]:
+    try:
+        return [parse_profile(str(path), read_plain(path, _MOST_BYTES)) for path in paths]
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {error.filename}: {error.strerror}; name a profile of torch.profiler"
+        ) from error
 
 
 def _uncertainty(workers: list[WorkerRecords]) -> str:

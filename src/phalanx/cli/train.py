@@ -92,6 +92,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    profile_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST:END",
+            help="Profile these steps with torch.profiler on every worker; phalanx trace shows them.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(metavar="auto|cpu|cuda|cuda:N", help="The device that the model is on.", show_default=False),
@@ -173,6 +181,7 @@ def train(
         "run.torch_backend": torch_backend and torch_backend.value,
         "run.zero": zero,
         "run.paranoid": paranoid,
+        "run.profile_steps": profile_steps,
         **_parse_device(device),
         "run.directory": directory,
     }

@@ -1,7 +1,9 @@
 """What a worker of ``phalanx train`` does: join the others, train with them, and save the run."""
 
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -29,7 +31,9 @@ from phalanx.train.data import open_corpus
 from phalanx.train.keeper import Keeper
 from phalanx.train.loop import Trainer, choose_device, make_model
 from phalanx.train.parts import list_parts
+from phalanx.train.profiling import StepProfiler
 from phalanx.train.rundir import RunDir, environment, read_config
+from phalanx.train.step_range import parse_steps
 from phalanx.wire import Address
 
 _TIMEOUT_S = 600.0
@@ -87,9 +91,13 @@ def work(
         joining: AbstractContextManager[Exchange | ElasticRun] = join_torch(config, device, launch, store)
     else:
         joining = _join(config, star, start, corpus.vocabulary, launch, can_keep=can_keep)
-    with joining as exchange, _recording(run, config, exchange, can_keep=can_keep) as records:
+    with (
+        joining as exchange,
+        _recording(run, config, exchange, can_keep=can_keep) as records,
+        _profiling(run, config, can_keep=can_keep) as profiler,
+    ):
         stop, leave = Request(STOP_SIGNAL), Request(signal.SIGTERM)
-        trainer = Trainer(config, corpus, exchange, device, start, records.recorder)
+        trainer = Trainer(config, corpus, exchange, device, start, records.recorder, profiler)
         if trainer.exchange.rank == 0 and can_keep:
             run.record(environment(version=phalanx.__version__, threads=torch.get_num_threads(), device=device.type))
         facts = parse_facts(start.facts) if start else None
@@ -141,6 +149,13 @@ def _recording(
     if config.run.telemetry and isinstance(exchange, ElasticRun):
         return RecordWriter(Recorder(), exchange.send_records)
     return RecordWriter(OFF, lambda _: None)
+
+
+def _profiling(run: RunDir, config: Config, *, can_keep: bool) -> StepProfiler:
+    """Return the profiler of this worker. Only those that see the directory of the run have a place for its file."""
+    steps = config.run.profile_steps if can_keep else None
+    path = run.profiles / f"{socket.gethostname()}-{os.getpid()}.json"
+    return StepProfiler(path, parse_steps(steps, "run.profile_steps") if steps else range(0))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from phalanx.telemetry.record_file import (
 )
 from phalanx.telemetry.recorder import OFF, Recorder
 from phalanx.telemetry.step_times import StepTimes, add_up
+from phalanx.telemetry.torch_profile import TorchProfile, parse_profile
 from phalanx.telemetry.trace import trace_events, write_trace
 
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "RecordWriter",
     "Recorder",
     "StepTimes",
+    "TorchProfile",
     "Waste",
     "WorkerRecords",
     "add_up",
     "encode_batch",
     "find_blame",
     "judge",
+    "parse_profile",
     "read_workers",
     "recording",
     "trace_events",

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from phalanx.telemetry.record import NOTHING, Activity, WorkerRecords
+from phalanx.telemetry.torch_profile import TorchProfile
 
 _NUMBERED = {
     Activity.DATA: "lane",
@@ -28,13 +29,15 @@ _SHORTEST_US = 0.001  # an instant, as a slice to which an arrow can point
 Event = dict[str, Any]  # Any: words, numbers, and arguments of both
 
 
-def write_trace(workers: Sequence[WorkerRecords], steps: range) -> bytes:
+def write_trace(workers: Sequence[WorkerRecords], steps: range, profiles: Sequence[TorchProfile] = ()) -> bytes:
     """Return the trace of some steps as JSON."""
-    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": list(trace_events(workers, steps))})
+    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": list(trace_events(workers, steps, profiles))})
 
 
-def trace_events(workers: Sequence[WorkerRecords], steps: range) -> Iterator[Event]:
-    """Yield the events of a trace of some steps. Its time begins with the first record."""
+def trace_events(
+    workers: Sequence[WorkerRecords], steps: range, profiles: Sequence[TorchProfile] = ()
+) -> Iterator[Event]:
+    """Yield the events of a trace of some steps, and of profiles of workers. Its time begins with the first record."""
     tables = [_select(each.table, steps) for each in workers]
     began = min((int(table["start"].min()) for table in tables if len(table)), default=0)
     for number, (worker, table) in enumerate(zip(workers, tables, strict=True), 1):
@@ -42,6 +45,9 @@ def trace_events(workers: Sequence[WorkerRecords], steps: range) -> Iterator[Eve
             yield from _describe(number, worker, table)
             yield from (_slice(number, row, began) for row in table)
     yield from _arrows(tables, began)
+    for profile in profiles:
+        place = profile.find_worker(workers)
+        yield from profile.merge(place + 1, workers[place], tables[place], began)
 
 
 def _select(table: np.ndarray, steps: range) -> np.ndarray:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from phalanx.errors import ConfigError
+from phalanx.train.step_range import parse_steps
 
 _BOUNDS = {
     "ge": (operator.ge, "at least"),
@@ -207,10 +208,15 @@ class RunConfig(_Section, frozen=True, kw_only=True, forbid_unknown_fields=True)
     telemetry: Annotated[
         bool, Meta(description="Whether workers record what they do when, for phalanx trace and phalanx blame.")
     ] = True
+    profile_steps: Annotated[
+        str | None, Meta(description="Steps to profile with torch.profiler on every worker, as in 100:105.")
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_path("run.directory", self.directory)
+        if self.profile_steps is not None:
+            parse_steps(self.profile_steps, "run.profile_steps")
         if self.min_workers > self.workers:
             raise ConfigError(
                 f"run.min_workers {self.min_workers} is more than run.workers {self.workers}: lower it, or raise those"

@@ -20,6 +20,7 @@ from phalanx.train.data import Corpus
 from phalanx.train.keeper import Keeper
 from phalanx.train.model import Transformer, loss
 from phalanx.train.parts import list_parts
+from phalanx.train.profiling import StepProfiler
 from phalanx.train.record import StepRecord, float_bits
 from phalanx.train.schedule import learning_rate
 
@@ -104,9 +105,11 @@ class Trainer:
         device: torch.device,
         start: Checkpoint | None = None,
         recorder: Recorder = OFF,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self._config = config
         self._recorder = recorder
+        self._profiler = profiler
         self._exchange = exchange
         model = make_model(config, corpus.vocabulary, device)
         self.lanes = LaneBatches(config, corpus, device)
@@ -177,6 +180,7 @@ class Trainer:
         """Yield the record of each step, and whether it was the last."""
         train, lanes = self._config.train, self.lanes
         began = time.perf_counter()
+        self._prepare_profile()
         for report in self.engine.train(
             lanes.batches, train.steps, samples=lanes.samples, wants_stop=wants_stop, wants_leave=wants_leave
         ):
@@ -184,7 +188,12 @@ class Trainer:
             record = self._record(report, time.perf_counter() - began, is_last=is_last)
             if not self.engine.was_away:  # else the others have kept this step
                 yield record, is_last
+            self._prepare_profile()
             began = time.perf_counter()
+
+    def _prepare_profile(self) -> None:
+        if self._profiler:
+            self._profiler.before(self.engine.step_number)
 
     def _record(self, report: Report, seconds: float, *, is_last: bool) -> StepRecord:
         train = self._config.train

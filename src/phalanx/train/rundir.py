@@ -83,6 +83,11 @@ class RunDir:
         return self.path / "telemetry"
 
     @property
+    def profiles(self) -> Path:
+        """The folder of what torch's profiler found on every worker, if somebody asked for it."""
+        return self.path / "profile"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"

@@ -15,6 +15,7 @@ from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
 from phalanx.parallel.data_parallel.ddp_habits import check_ignored, without_prefix
 from phalanx.parallel.data_parallel.gradient_versions import GradientVersions
+from phalanx.parallel.data_parallel.loop_clock import LoopClock
 from phalanx.parallel.data_parallel.norm import measure, scale
 from phalanx.parallel.data_parallel.same_inputs import InputCheck
 from phalanx.parallel.reduction import (
@@ -33,6 +34,7 @@ from phalanx.parallel.reduction import (
     non_finite,
     refuse_synced_norms,
 )
+from phalanx.telemetry import OFF, Recorder
 
 
 class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
@@ -46,7 +48,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     gradients cost between hosts. Names in ``state_dict`` are those of the ``module``; ``load_state_dict`` also takes
     those of torch's DDP, which begin with ``module.``. ``copy.deepcopy`` returns a copy of the plain ``module``, as an
     average of weights needs it. Ranks on one GPU exchange there, unless gradients shall go ``through_host``;
-    ``explain`` says which way they go.
+    ``explain`` says which way they go. ``recorder`` records what this rank does when.
 
     These arguments of DDP are accepted and ``ignored``: ``device_ids``, ``output_device`` and ``dim`` (inputs are not
     moved to a device), ``broadcast_buffers`` and ``init_sync`` (always), ``find_unused_parameters``, ``static_graph``
@@ -63,6 +65,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         wire: DType | str | None = None,
         allow_non_finite: bool = False,
         through_host: bool = False,
+        recorder: Recorder = OFF,
         **ignored: object,
     ) -> None:
         super().__init__()
@@ -79,6 +82,10 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._allow_non_finite = allow_non_finite
         self._is_exchanging = False
         self._steps = 0
+        self._recorder = recorder
+        self._clock = LoopClock(recorder, group)
+        if recorder.is_on:
+            group.record_to(recorder)
         self._inputs = InputCheck(group.rank)
         self._weight = 1.0
         self._is_synchronised = True
@@ -102,7 +109,12 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
     def forward(self, *inputs: Any, **named: Any) -> Any:  # Any: whatever the module takes and gives
         """Return what the module does."""
-        return self.module(*inputs, **named)
+        if not self._recorder.is_on:  # torch.compile cannot see through clocks
+            return self.module(*inputs, **named)
+        self._clock.begin_forward()
+        result = self.module(*inputs, **named)
+        self._clock.end_forward()
+        return result
 
     def weigh(self, count: float) -> None:
         """Make this rank's gradient count ``count`` times in the next exchange: its samples, or its tokens.
@@ -253,6 +265,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
             are_means=True,
             extra=self.group.size,
             through_host=self.through_host,
+            recorder=self._recorder,
         )
         self._places = [
             self._reducer.contribution(number).view(each.shape) for number, (_, each) in enumerate(self._trained)
@@ -315,6 +328,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         self._is_exchanging = False
         for number in self._reducer.missing():
             self._put(number)
+        self._clock.end_backward()
         gradients = [  # made while others still compute; to autograd this is no view to be detached
             place.view(parameter.shape).data
             for place, (_, parameter) in zip(self._reducer.own_places(), self._trained, strict=True)
@@ -326,6 +340,7 @@ class DataParallel(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         broadcast(self.module.buffers(), self.group, int(np.argmax(counts > 0)))
         self._leader = int(np.argmax(active))
         self._steps += 1
+        self._clock.end_step(self._steps)
         self._inputs.end(summary.extra)
         if guilty is not None and not self._allow_non_finite:
             rank, number = guilty
