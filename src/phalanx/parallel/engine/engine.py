@@ -51,6 +51,9 @@ class Engine:
     fault of a machine. ``recorder`` records what this rank does when. Ranks on one GPU exchange there, unless gradients
     shall go ``through_host``.
 
+    Weights are f32 or bf16. Gradients of bf16 weights are added up in f32, the optimizer updates f32 values, and the
+    weights are these, rounded. Checkpoints have the f32 values with the optimizer state.
+
     Over an ``ElasticRun`` the engine outlives the other members. If one is lost, the others compute its lanes and take
     the step with the bits that it would have had anyway. A newcomer gets the state from the members, not from its own
     model; it then continues behind their last step.
@@ -79,6 +82,11 @@ class Engine:
         self._run = exchange if isinstance(exchange, ElasticRun) else None
         lanes = lanes_of(members)
         named = list_trained(model)
+        if self._run and named[0][1].dtype is not torch.float32:
+            raise ConfigError(
+                "members of an elastic run train f32 weights: newcomers do not get the f32 values behind bf16 weights; "
+                "use torch.autocast in the loss, or a group whose members do not change"
+            )
         if lanes > 1:
             refuse_synced_norms(model)
         if isinstance(

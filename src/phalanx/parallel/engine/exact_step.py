@@ -137,6 +137,7 @@ class ExactStep:
         reducer.wait_for_copies()
         self._replica.leaves.set_gradients((reducer.summary.used > 0).tolist())
         self._replica.optimizer.step()
+        self._replica.leaves.round()
         self._buffers.apply(self._exchange.mean_changes, self._exchange.values.integers)
 
     def _spread_weights(self, report: Report, clock: StepClock) -> Report:
