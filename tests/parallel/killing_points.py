@@ -6,7 +6,7 @@ import signal
 from phalanx.collectives.lanes import LaneReduction
 from phalanx.parallel.engine import elastic_member, transfer
 from phalanx.parallel.optimizer import Arrival
-from phalanx.parallel.reduction import Reducer
+from phalanx.parallel.reduction.bucket_exchange import BucketExchange
 
 STEP = 8
 """The step in which a worker dies, if it dies in a step."""
@@ -47,10 +47,10 @@ def _at_step(engine, step):
 def _at_bucket(engine, wanted):
     """Whether the bucket with this number leaves now. Those before it are then with all ranks."""
 
-    def is_time(reducer, number):
-        is_now = engine.step_number == STEP and number == wanted
+    def is_time(bucket):
+        is_now = engine.step_number == STEP and bucket._number == wanted
         if is_now:
-            for pending in reducer._pending:
+            for pending in engine._exchange.reducer._pending:
                 pending.wait()
         return is_now
 
@@ -90,12 +90,12 @@ def _on_way(*, is_leaving, transfers):
 
 
 POINTS = {
-    "before-first-bucket": lambda engine: _die_before(Reducer, "_let_leave", _at_bucket(engine, 0)),
-    "between-buckets": lambda engine: _die_before(Reducer, "_let_leave", _at_bucket(engine, 1)),
+    "before-first-bucket": lambda engine: _die_before(BucketExchange, "leave", _at_bucket(engine, 0)),
+    "between-buckets": lambda engine: _die_before(BucketExchange, "leave", _at_bucket(engine, 1)),
     "in-fold": lambda engine: _die_after(LaneReduction, "_add_up_block", _at_step(engine, STEP)),
     "before-done": lambda engine: _die_before(engine._run._client, "done", _at_step(engine, STEP)),
     "after-done": lambda engine: _die_after(engine._run._client, "done", _at_step(engine, STEP)),
-    "after-commit": lambda engine: _die_before(engine, "_update", _at_step(engine, STEP)),
+    "after-commit": lambda engine: _die_before(engine._exact_step, "update", _at_step(engine, STEP)),
     "in-optimizer": _update_half_and_die,
     "before-all-gather": lambda engine: _die_before(engine._exchange, "spread_weights", _at_step(engine, STEP + 1)),
     "in-all-gather": lambda engine: _die_before(Arrival, "wait", _at_step(engine, STEP + 1)),

@@ -70,10 +70,10 @@ class _UnguardedEngine(Engine):
         wants_stop: bool,
         wants_leave: bool,  # noqa: ARG002 - as Engine has it
     ) -> Report:
-        self._compute(batches)
+        self._exact_step.compute(batches)
         norm = self._exchange.reducer.finish().norm
         loss = self._exchange.values.loss(self._exchange.reducer.counts)
-        self._update()
+        self._exact_step.update()
         report = Report(self.step_number, loss, norm, b"", wants_stop, 0.0, 0.0, 0.0, 0.0)
         self._replica.conclude(report, b"", is_whole=True)
         self._progress.clear()

@@ -1,9 +1,7 @@
 """The exact step: lanes, exchange, guard, commit, optimizer, with the same bits for any number of workers."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +12,8 @@ from phalanx.buffers import LaneShares
 from phalanx.errors import ConfigError
 from phalanx.group import ElasticRun, Group
 from phalanx.parallel.engine.buffers import LaneBuffers, list_buffers
-from phalanx.parallel.engine.clock import StepClock
-from phalanx.parallel.engine.digest import join
 from phalanx.parallel.engine.elastic_member import ElasticMember, EngineProgress
+from phalanx.parallel.engine.exact_step import ExactStep
 from phalanx.parallel.engine.extra import encode_extra
 from phalanx.parallel.engine.guard import Guard, Samples
 from phalanx.parallel.engine.lane_run import Batch, Batches, LaneRun, Loss
@@ -33,8 +30,8 @@ from phalanx.parallel.optimizer import (
     ScheduledRates,
     choose_optimizer,
 )
-from phalanx.parallel.reduction import Exchange, TorchExchange, clip_factor, refuse_synced_norms
-from phalanx.telemetry import OFF, Activity, Recorder
+from phalanx.parallel.reduction import Exchange, TorchExchange, refuse_synced_norms
+from phalanx.telemetry import OFF, Recorder
 
 Result = TypeVar("Result")
 
@@ -53,6 +50,9 @@ class Engine:
     have the same bits. ``paranoid`` checks in every step that no bit of optimizer state or gradients was changed by a
     fault of a machine. ``recorder`` records what this rank does when. Ranks on one GPU exchange there, unless gradients
     shall go ``through_host``.
+
+    Weights are f32 or bf16. Gradients of bf16 weights are added up in f32, the optimizer updates f32 values, and the
+    weights are these, rounded. Checkpoints have the f32 values with the optimizer state.
 
     Over an ``ElasticRun`` the engine outlives the other members. If one is lost, the others compute its lanes and take
     the step with the bits that it would have had anyway. A newcomer gets the state from the members, not from its own
@@ -80,10 +80,13 @@ class Engine:
         make_optimizer = choose_optimizer(optimizer, settings, groups)
         members = exchange.group if isinstance(exchange, ElasticRun) else exchange
         self._run = exchange if isinstance(exchange, ElasticRun) else None
-        self._clip = clip
-        self._is_paranoid = paranoid
         lanes = lanes_of(members)
         named = list_trained(model)
+        if self._run and named[0][1].dtype is not torch.float32:
+            raise ConfigError(
+                "members of an elastic run train f32 weights: newcomers do not get the f32 values behind bf16 weights; "
+                "use torch.autocast in the loss, or a group whose members do not change"
+            )
         if lanes > 1:
             refuse_synced_norms(model)
         if isinstance(
@@ -91,30 +94,41 @@ class Engine:
         ):  # else config, seed and checkpoint decide, and digests tell if weights differ
             begin_alike(model, exchange)
         parameters = [parameter for _, parameter in named]
-        self._buffers = LaneBuffers(list_buffers(model))
+        lane_buffers = LaneBuffers(list_buffers(model))
         is_scattered = zero and members.size > 1 and self._run is None  # else two ranks need each gradient
-        layout = lay_out_model(named, self._buffers.specs, buckets, is_sharded=is_scattered)
+        layout = lay_out_model(named, lane_buffers.specs, buckets, is_sharded=is_scattered)
         leaves = Leaves(parameters, layout)
         self._replica = Replica(model, leaves, make_optimizer, is_sharing=zero)
-        self._rates = ScheduledRates(self._replica.optimizer, schedule) if schedule else None
+        rates = ScheduledRates(self._replica.optimizer, schedule) if schedule else None
         self._exchange = StepExchange(
             members,
             layout,
             parameters,
             leaves,
-            self._buffers,
+            lane_buffers,
             lanes=lanes,
             is_elastic=self._run is not None,
             is_paranoid=paranoid,
             recorder=recorder,
             through_host=through_host,
         )
-        self._recorder = recorder
         if recorder.is_on and isinstance(exchange, Group | ElasticRun):
             exchange.record_to(recorder)
-        self._lane_run = LaneRun(model, loss, parameters, self._buffers, self._exchange, seed)
+        self._lane_run = LaneRun(model, loss, parameters, lane_buffers, self._exchange, seed)
         self._guard = Guard(self._replica, self._exchange, self._lane_run)
         self._progress = EngineProgress()
+        self._exact_step = ExactStep(
+            self._replica,
+            self._exchange,
+            lane_buffers,
+            self._lane_run,
+            self._guard,
+            self._progress,
+            run=self._run,
+            rates=rates,
+            clip=clip,
+            is_paranoid=paranoid,
+        )
         self._told: int | None = None  # the last step whose report the caller has
         self._member: ElasticMember | None = None
         if self._run:
@@ -212,7 +226,7 @@ class Engine:
 
     def evaluate(self, batches: Batches) -> float:
         """Return the mean loss over all lanes in eval mode, with the same bits for any number of ranks."""
-        return self._find(lambda: self._evaluate(batches), missed=math.nan)
+        return self._find(lambda: self._exact_step.evaluate(batches), missed=math.nan)
 
     def compare(self) -> bytes:
         """Check that weights, buffers and optimizer state are equal on all ranks, and return a digest of all of it.
@@ -325,97 +339,8 @@ class Engine:
         return report if self._member and report and report.step != self._told else None
 
     def _step(self, batches: Batches, samples: Samples, *, wants_stop: bool, wants_leave: bool) -> Report:
-        members, reducer, values = self._exchange.members, self._exchange.reducer, self._exchange.values
-        epoch = members.epoch if isinstance(members, Group) else 0
-        self._recorder.begin_step(self.step_number, members.rank, epoch)
-        clock = StepClock(lambda: members.waited_s, self._recorder)
-        if self._is_paranoid:
-            self._guard.compare()
-        with self._guard.telling():
-            if self._rates:
-                self._rates.set(self.step_number)
-            ready = self._replica.note_weights()
-            self._compute(batches)
-            values.lane_seconds[members.rank] = clock.passed_s
-            digest = join(self._replica.fingerprint(ready))  # of what the step began with, while gradients travel
-            self._tell_outcomes()
-            values.set_digest(members.rank, digest)
-            values.stops[:], values.leaves[:] = wants_stop, wants_leave
-            extra = encode_extra(self.extra)
-            clock.end_computing()
-            norm = reducer.finish().norm
-        loss = values.loss(reducer.counts)
-        self._guard.check(norm, loss, batches, samples)
-        if self._clip and (factor := clip_factor(norm, self._clip)) < 1:
-            reducer.scale(factor)
-        clock.end_exchange()
-        (self._run or members).commit(loss, digest)
-        clock.end_waiting()
-        with self._guard.telling():
-            self._update()
-        clock.end_update()
-        report = Report(
-            self.step_number,
-            loss,
-            norm,
-            digest,
-            values.is_last_step,
-            *clock.read(),
-            lanes_s=float(values.lane_seconds.max()),
-        )
-        self._replica.conclude(report, extra, is_whole=not self._exchange.is_spreading)
-        self._progress.clear()
-        return self._spread_weights(report, clock) if self._exchange.is_spreading else report
+        return self._exact_step.take(batches, samples, wants_stop=wants_stop, wants_leave=wants_leave)
 
     def _save(self, folder: Path) -> bytes:
         self._guard.compare()
         return save_replica(self._replica, folder, self._exchange.members)
-
-    def _compute(self, batches: Batches) -> None:
-        """Compute this rank's lanes, but those that it has kept. Buckets leave while the last lane is computed."""
-        reducer, progress = self._exchange.reducer, self._progress
-        planned = reducer.begin(list(progress.pieces))
-        self._lane_run.begin()
-        with self._lane_run.forking_random():
-            for lanes in planned:
-                if lanes in progress.pieces:
-                    reducer.put_piece(progress.pieces[lanes])
-                else:
-                    progress.outcomes[lanes.start] = self._lane_run.run(self.step_number, lanes.start, batches)
-        progress.is_complete = True
-
-    def _tell_outcomes(self) -> None:
-        """Put what this rank's lanes came to into the values of the step; a GPU has to be through with them."""
-        values, progress, own = self._exchange.values, self._progress, self._exchange.reducer.lanes
-        values.totals[list(own)] = [float(progress.outcomes[lane].total) for lane in own]
-        if 0 in own:
-            values.integers[:] = progress.outcomes[0].integers
-
-    def _update(self) -> None:
-        """Update the leaves that this rank holds, and the buffers, now that the step counts."""
-        reducer = self._exchange.reducer
-        reducer.wait_for_copies()
-        self._replica.leaves.set_gradients((reducer.summary.used > 0).tolist())
-        self.optimizer.step()
-        self._buffers.apply(self._exchange.mean_changes, self._exchange.values.integers)
-
-    def _spread_weights(self, report: Report, clock: StepClock) -> Report:
-        """Get the weights that others have updated. If the epoch ends meanwhile, the members do so in the next one."""
-        began_ns = time.monotonic_ns()
-        with self._guard.telling():
-            self._exchange.spread_weights()
-        self._recorder.record(Activity.WEIGHTS, began_ns)
-        compute_s, _, _ = clock.read()
-        self._replica.report, self._replica.is_whole = replace(report, compute_s=compute_s), True
-        return self._replica.report
-
-    def _evaluate(self, batches: Batches) -> float:
-        began_ns = time.monotonic_ns()
-        found = np.zeros((2, self._exchange.lanes))
-        with self._guard.telling():
-            for lane in self._exchange.reducer.lanes:
-                found[:, lane] = self._lane_run.evaluate(lane, batches)
-        self._exchange.members.all_reduce(found.reshape(-1))
-        self._recorder.record(Activity.EVALUATE, began_ns)
-        totals, counts = found
-        return math.fsum(totals) / math.fsum(counts) if np.isfinite(totals).all() else math.nan

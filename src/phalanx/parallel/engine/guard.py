@@ -48,7 +48,8 @@ class Guard:
         leaves = [replica.leaves.leaves[number] for number in numbers]
         names = [name for name, _ in replica.digested]
         prints = np.zeros((members.size, len(names) + len(leaves)))
-        prints[members.rank] = [*replica.fingerprint(), *fingerprint_state(replica.optimizer.state, leaves)]
+        kept = replica.leaves.with_masters(replica.optimizer.state, replica.held)
+        prints[members.rank] = [*replica.fingerprint(), *fingerprint_state(kept, leaves)]
         members.all_reduce(prints.reshape(-1))
         for column, number in enumerate(numbers, len(names)):
             holders = self._exchange.holding.holders[number]

@@ -24,6 +24,8 @@ from phalanx.parallel.reduction import (
     lay_out,
 )
 
+_TRAINED = (torch.float32, torch.bfloat16)
+
 
 def lanes_of(exchange: Exchange) -> int:
     """Return the number of lanes. A group without lanes is a ConfigError."""
@@ -33,14 +35,21 @@ def lanes_of(exchange: Exchange) -> int:
 
 
 def list_trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the parameters to train, by name. There must be some, and all must be f32."""
+    """Return the parameters to train, by name. There must be some, and all must be f32, or all bf16."""
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     if not named:
         raise ConfigError("this model has no parameters to train: set requires_grad on some")
+    first, kind = named[0][0], named[0][1].dtype
     for name, parameter in named:
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in _TRAINED:
             raise ConfigError(
-                f"{name} is {parameter.dtype}: an engine trains f32 weights; use torch.autocast in the loss"
+                f"{name} is {_word(parameter.dtype)}: an engine trains f32 or bf16 weights; use torch.autocast in the "
+                "loss"
+            )
+        if parameter.dtype != kind:
+            raise ConfigError(
+                f"{name} is {_word(parameter.dtype)}, and {first} is {_word(kind)}: an engine trains weights of one "
+                "type; convert the whole model"
             )
     return named
 
@@ -81,3 +90,7 @@ def share_out(exchange: Exchange, leaves: Leaves, *, is_sharing: bool) -> Holdin
         )
     everything = range(len(leaves.leaves))
     return share_state(leaves.sizes, [everything] * exchange.size, exchange.hosts, redundancy=1)
+
+
+def _word(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

@@ -105,7 +105,10 @@ class Replica(MemberState):
         """Return weights, buffers and this rank's optimizer state by name."""
         rank, size = self.shard
         shard = {"shard": {"rank": torch.tensor(rank), "size": torch.tensor(size)}} if size > 1 else {}
-        kept = gather(self.optimizer.state, [self.leaves.leaves[number] for number in self._owned])
+        kept = gather(
+            self.leaves.with_masters(self.optimizer.state, self._owned),
+            [self.leaves.leaves[number] for number in self._owned],
+        )
         return {"model": self.model.state_dict(), "optimizer": kept, **shard}
 
     def load(self, state: State, step: int) -> None:
@@ -123,6 +126,7 @@ class Replica(MemberState):
         held = [self.leaves.leaves[number] for number in sorted(self.held)]
         kept = scatter(state["optimizer"], held, on_device=wants_on_device(self.optimizer))
         self.model.load_state_dict(state["model"])
+        self.leaves.take_masters(kept)
         self.optimizer.state.update(kept)
         self.step = step
 

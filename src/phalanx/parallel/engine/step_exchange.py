@@ -76,7 +76,7 @@ class StepExchange:
             self._parameters[0].device,
             lanes=shares,
             ownership=ownership,
-            borrows=True,
+            borrows=self._parameters[0].dtype is torch.float32,  # else gradients are widened, which takes a copy
             extra=StepValues.length(self.lanes, members.size, self._buffers.integer_count),
             paranoid=self._is_paranoid,
             keeps=self._is_elastic,

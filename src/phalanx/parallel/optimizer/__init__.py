@@ -1,7 +1,7 @@
 """What an optimizer updates and keeps: leaves, labelled state, and weights that other ranks read."""
 
 from phalanx.checkpoint import Label, locate, parse_label
-from phalanx.parallel.optimizer.leaf import Leaf, Leaves, check_taken
+from phalanx.parallel.optimizer.leaf import Kept, Leaf, Leaves, check_taken
 from phalanx.parallel.optimizer.settings import (
     GroupSettings,
     MakeOptimizer,
@@ -9,7 +9,7 @@ from phalanx.parallel.optimizer.settings import (
     ScheduledRates,
     choose_optimizer,
 )
-from phalanx.parallel.optimizer.state import Kept, check_names, from_tensor, gather, scatter, to_tensor, wants_on_device
+from phalanx.parallel.optimizer.state import check_names, from_tensor, gather, scatter, to_tensor, wants_on_device
 from phalanx.parallel.optimizer.weights import Arrival, Weights
 
 __all__ = [

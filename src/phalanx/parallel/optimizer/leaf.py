@@ -5,13 +5,16 @@ updated.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.parallel.reduction import Block, Layout
+from phalanx.parallel.reduction import NARROW, Block, Layout
+
+Kept = Mapping[torch.nn.Parameter, Mapping[str, Any]]
+"""The state of each leaf, by key. Any: tensors, numbers or None."""
 
 
 class Leaf(NamedTuple):
@@ -32,6 +35,11 @@ class Leaf(NamedTuple):
         """Whether the block has all elements of the parameter."""
         return bool(self.block.numel() == self.parameter.numel())
 
+    @property
+    def is_master(self) -> bool:
+        """Whether the block has f32 values, from which the weights of a narrow parameter are rounded."""
+        return self.parameter.dtype in NARROW
+
 
 class Leaves:
     """The leaves of all blocks of a layout. This rank updates those that it has chosen, at first all of them."""
@@ -47,7 +55,7 @@ class Leaves:
                 raise ConfigError(
                     f"{name} is not contiguous: assign parameter.data = parameter.data.contiguous() first"
                 )
-            leaf = Leaf(name, parameter, torch.nn.Parameter(_view(parameter, block)), block.start)
+            leaf = Leaf(name, parameter, torch.nn.Parameter(_values(parameter, block)), block.start)
             self.leaves.append(leaf)
         self._chosen: Collection[int] = range(len(self.leaves))
 
@@ -70,7 +78,30 @@ class Leaves:
     def follow(self) -> None:
         """Let every leaf be a view of its parameter again, which may have moved to other memory."""
         for block, leaf in zip(self.blocks, self.leaves, strict=True):
-            leaf.block.data = _view(leaf.parameter, block)
+            if not leaf.is_master:
+                leaf.block.data = _view(leaf.parameter, block)
+
+    def round(self) -> None:
+        """Write the values of this rank's masters into their narrow parameters."""
+        for number in self._chosen:
+            if self.leaves[number].is_master:
+                _view(self.leaves[number].parameter, self.blocks[number]).copy_(self.leaves[number].block.data)
+
+    def with_masters(self, kept: Kept, numbers: Iterable[int]) -> Kept:
+        """Return the state of some leaves, in which a master is under the key "master"."""
+        found: dict[torch.nn.Parameter, Mapping[str, Any]] = {}
+        for leaf in (self.leaves[number] for number in numbers):
+            master = {"master": leaf.block.data} if leaf.is_master else {}
+            if state := {**kept.get(leaf.block, {}), **master}:
+                found[leaf.block] = state
+        return found
+
+    def take_masters(self, kept: Mapping[torch.nn.Parameter, dict[str, Any]]) -> None:
+        """Take the masters out of a loaded state; without one, a master gets the present weights of its parameter."""
+        for block, leaf in zip(self.blocks, self.leaves, strict=True):
+            master = kept.get(leaf.block, {}).pop("master", None)
+            if leaf.is_master:
+                leaf.block.data.copy_(_view(leaf.parameter, block) if master is None else master)
 
     def bind(self, means: Sequence[torch.Tensor]) -> None:
         """Let every block use the mean of its parameter as its gradient from now on."""
@@ -102,6 +133,12 @@ def check_taken(optimizer: torch.optim.Optimizer, leaves: Sequence[Leaf]) -> Non
             f"an engine's optimizer updates the leaves, but {len(taken)} of its parameters are none of the leaves: "
             f"{advice}"
         )
+
+
+def _values(parameter: torch.nn.Parameter, block: Block) -> torch.Tensor:
+    """Return the elements of a block: a view of those of a parameter, or of a narrow one a copy in f32."""
+    view = _view(parameter, block)
+    return view.float() if parameter.dtype in NARROW else view
 
 
 def _view(parameter: torch.nn.Parameter, block: Block) -> torch.Tensor:

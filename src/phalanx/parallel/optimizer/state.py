@@ -11,13 +11,9 @@ import torch
 
 from phalanx.checkpoint import Label, locate, parse_label
 from phalanx.errors import ConfigError
-from phalanx.parallel.optimizer.leaf import Leaf
+from phalanx.parallel.optimizer.leaf import Kept, Leaf
 
 Labelled = Mapping[str, torch.Tensor]
-
-
-Kept = Mapping[torch.nn.Parameter, Mapping[str, Any]]
-"""The state of each leaf, by key. Any: tensors, numbers or None."""
 
 
 def gather(kept: Kept, leaves: Sequence[Leaf], *, is_joined: bool = True) -> dict[str, torch.Tensor]:

@@ -1,10 +1,8 @@
 """Averaging gradients over all lanes of all ranks while backward goes on: the one road that every gradient takes."""
 
 import copy
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,17 @@ from phalanx.collectives import Finish
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.group import Group
 from phalanx.parallel.reduction.allocation import allocate
+from phalanx.parallel.reduction.bucket_exchange import BucketExchange, BucketTerms
 from phalanx.parallel.reduction.device_arena import ArenaMemory
 from phalanx.parallel.reduction.exchange import Exchange
 from phalanx.parallel.reduction.integrity import Integrity
 from phalanx.parallel.reduction.lanes import Deposit, plan_deposits
 from phalanx.parallel.reduction.layout import Bucket, Layout
-from phalanx.parallel.reduction.memory import DeviceMemory, ResidentMemory, as_tensor, is_staged
+from phalanx.parallel.reduction.memory import DeviceMemory, is_staged
 from phalanx.parallel.reduction.ownership import Ownership
 from phalanx.parallel.reduction.squares import Squares
 from phalanx.parallel.reduction.summary import Summary
-from phalanx.telemetry import OFF, Activity, Recorder
+from phalanx.telemetry import OFF, Recorder
 from phalanx.transport import Pending
 
 
@@ -79,12 +78,10 @@ class Reducer:
         through_host: bool = False,
     ) -> None:
         self.layout = layout
-        self._recorder = recorder
         is_checked = paranoid and exchange.size > 1
         self.summary = Summary(layout.chunks, len(layout.parameters), extra, has_prints=is_checked)
         self._exchange = exchange
         self._shares = LaneShares.even(lanes, exchange.size) if isinstance(lanes, int) else lanes
-        self._are_means = are_means
         self._is_staged = is_staged(device)
         is_one_lane_each = 1 < self._shares.count == exchange.size and isinstance(exchange, Group)
         self.is_borrowing = borrows and is_one_lane_each and not self._is_staged and not is_checked
@@ -95,8 +92,8 @@ class Reducer:
         self._deposits: dict[int, Deposit] = {}  # by the first lane of a piece
         self._deposit = plan_deposits(plan_lanes(self.lanes, ()), self._shares.count)[0]
         self._last = 0  # the first lane of what this rank puts last
-        self._owners = [_owners_of(bucket, ownership) for bucket in layout.buckets]
-        self._added_here = [self._list_added(number) for number in range(len(layout.buckets))]
+        owners = [_owners_of(bucket, ownership) for bucket in layout.buckets]
+        self._added_here = [self._list_added(*each) for each in zip(layout.buckets, owners, strict=True)]
         self.route, self._memory = allocate(
             layout.buckets,
             self._shares,
@@ -111,33 +108,40 @@ class Reducer:
         self._squares: Squares | None = None
         if any(isinstance(memory, DeviceMemory | ArenaMemory) for memory in self._memory):
             self._squares = Squares(layout, self._added_here, self.summary.squares, device)
-        self._bucket_of: dict[int, int] = {}
-        self._rows: dict[int, tuple[torch.Tensor, ...]] = {}  # of each parameter, as flat views: making one takes long
-        self._means: dict[int, torch.Tensor] = {}
-        for number, (bucket, memory) in enumerate(zip(layout.buckets, self._memory, strict=True)):
-            for parameter, place in zip(bucket.parameters, bucket.places, strict=True):
-                self._bucket_of[parameter] = number
-                self._rows[parameter] = memory.pieces[:, place].unbind()
-                self._means[parameter] = memory.mean[place]
-        self._wires = [wire if bucket.dtype is DType.F32 else None for bucket in layout.buckets]
         told = np.zeros(self._shares.count + exchange.size)
         self._told = told
         self.counts: Array = told[: self._shares.count]
         """What each lane counts for; known when ``wait_for_counts`` returns."""
         self.active: Array = told[self._shares.count :]
         """For each rank, 1 if it computes lanes in this step and 0 if it only takes part."""
-        self._finishes = [self._make_finish(bucket) for bucket in layout.buckets]
         self.integrity: Integrity | None = None
         if is_checked:
             if not isinstance(exchange, Group):
                 raise ConfigError("only ranks of our own transports can check sums: leave paranoid out")
             self.integrity = Integrity(layout, self._memory, exchange, self._added_here, self.summary.prints)
+        terms = BucketTerms(
+            exchange,
+            self._shares,
+            self.counts,
+            are_means=are_means,
+            is_borrowing=self.is_borrowing,
+            keeps=keeps,
+            is_staged=self._is_staged,
+            squares=self._squares,
+            integrity=self.integrity,
+            recorder=recorder,
+        )
+        self._buckets = self._make_buckets(terms, owners, wire)
+        self._bucket_of = {each: number for number, one in enumerate(layout.buckets) for each in one.parameters}
+        self._rows = {number: rows for bucket in self._buckets for number, rows in bucket.rows.items()}
+        self._means: dict[int, torch.Tensor] = {}
+        for bucket, memory in zip(layout.buckets, self._memory, strict=True):
+            for parameter, place in zip(bucket.parameters, bucket.places, strict=True):
+                self._means[parameter] = memory.mean[place]
         self._keeps = keeps
         self._failure: PhalanxError | None = None
         self._pending: list[Pending[Any]] = []  # Any: each has a result of its own type
         self._is_last = False
-        self._missing: list[set[int]] = []
-        self._borrowed: list[dict[int, torch.Tensor]] = []
         self._left = 0
 
     # A step
@@ -178,7 +182,7 @@ class Reducer:
         if self._exchange.size == 1:
             return []  # the mean has replaced them
         if self.is_borrowing:
-            whole = {number: each for borrowed in self._borrowed for number, each in borrowed.items()}
+            whole = {number: each for bucket in self._buckets for number, each in bucket.borrowed.items()}
             return [(self._pieces[0], [whole[number] for number in range(len(self._rows))])]
         return [
             (piece, [self._rows[number][row] for number in range(len(self._rows))])
@@ -191,8 +195,7 @@ class Reducer:
 
     def put(self, number: int, gradient: torch.Tensor | None) -> None:
         """Add this lane's gradient of a parameter, None if it has none, and let every bucket leave that is complete."""
-        bucket = self._bucket_of[number]
-        if number not in self._missing[bucket]:
+        if number not in self._buckets[self._bucket_of[number]].missing:
             raise ConfigError(
                 f"{self.layout.parameters[number].name} got a second gradient in one step: a backward before this one "
                 "failed half-way, or it is in two checkpoints; end this rank, or checkpoint with use_reentrant=False"
@@ -202,7 +205,7 @@ class Reducer:
 
     def missing(self) -> list[int]:
         """Return the parameters that this lane has not put yet, in the order in which they leave."""
-        return [number for bucket in self._missing for number in sorted(bucket)]
+        return [number for bucket in self._buckets for number in sorted(bucket.missing)]
 
     def finish(self) -> Summary:
         """Exchange the summary behind all buckets, wait for everything, and return the summary of all ranks."""
@@ -276,137 +279,36 @@ class Reducer:
         is_host_shared = self._exchange.size > 1 and self._exchange.host_position[1] > 1
         return is_host_shared and not bucket.is_sharded and not self._is_staged
 
-    # One bucket
+    # A lane
 
     def _start(self, lanes: range, counts: Sequence[float], *, is_active: bool) -> None:
         self._deposit = self._deposits[lanes.start]
         self._is_last = lanes.start == self._last
         self.counts[lanes.start : lanes.stop] = counts
-        self._missing = [set(bucket.parameters) for bucket in self.layout.buckets]
-        self._borrowed = [{} for _ in self.layout.buckets]
+        for bucket in self._buckets:
+            bucket.begin_lane()
         if self._is_last:
             self.active[self._exchange.rank] = is_active
-            self._try(self._tell_counts)
+            self._try(lambda: [self._exchange.all_reduce_nowait(self._told)])
 
     def _add(self, number: int, gradient: torch.Tensor | None) -> None:
-        """Add a gradient to its row, and let every bucket leave that is complete with the last lane."""
-        bucket = self._bucket_of[number]
-        if self.is_borrowing:
-            size = self.layout.parameters[number].size
-            self._borrowed[bucket][number] = torch.zeros(size) if gradient is None else gradient
-        else:
-            self._store(self._rows[number], gradient)
-        self._missing[bucket].discard(number)
-        while self._is_last and self._left < len(self._missing) and not self._missing[self._left]:
-            self._try(partial(self._let_leave, self._left))
+        """Add a gradient to its bucket, and let every bucket leave that is complete with the last lane."""
+        bucket = self._buckets[self._bucket_of[number]]
+        bucket.add(number, self.layout.parameters[number].size, gradient, self._deposit)
+        while self._is_last and self._left < len(self._buckets) and not self._buckets[self._left].missing:
+            self._try(self._buckets[self._left].leave)
             self._left += 1
 
-    def _try(self, act: Callable[[], None]) -> None:
-        """Act, unless the group has failed: then a reducer that keeps its lanes only completes them."""
+    def _try(self, act: Callable[[], list[Pending[Any]]]) -> None:
+        """Queue calls, unless the group has failed: then a reducer that keeps its lanes only completes them."""
         if self._failure is not None:
             return
         try:
-            act()
+            self._pending += act()
         except PhalanxError as error:
             if not self._keeps:
                 raise
             self._failure = error.with_traceback(None)  # whose frames would keep this reducer alive
-
-    def _tell_counts(self) -> None:
-        self._pending.append(self._exchange.all_reduce_nowait(self._told))
-
-    def _store(self, rows: Sequence[torch.Tensor], gradient: torch.Tensor | None) -> None:
-        """Store a gradient in a row, or add it to one. A missing one counts as zeros: adding these turns -0 into 0."""
-        deposit = self._deposit
-        row = rows[deposit.row]
-        if gradient is None:
-            row.add_(0.0) if deposit.is_added else row.zero_()
-        elif deposit.is_added:
-            row.add_(gradient.view(-1) if gradient.is_contiguous() else gradient.reshape(-1))
-        elif gradient.data_ptr() != row.data_ptr():
-            row.view(gradient.shape).copy_(gradient)
-        for left, right in deposit.merges:
-            rows[left].add_(rows[right])
-
-    def _let_leave(self, number: int) -> None:
-        self._recorder.record(Activity.READY, time.monotonic_ns(), number)
-        bucket, memory = self.layout.buckets[number], self._memory[number]
-        values, own = self._lend(number) if self.is_borrowing else ({}, None)
-        memory.start_copy_out()
-        self._pending.append(self._exchange.enqueue("the staging of a bucket", self._stage, number, values))
-        leaving, finish = memory.host_pieces[: len(self._pieces)], self._host_finish(number)
-        lanes, chunks, wire, owners = self._shares, bucket.chunks, self._wires[number], self._owners[number]
-        if self.integrity:
-            shown = as_tensor(leaving, memory.mean.dtype)
-            self._pending.append(self._exchange.enqueue("the seal of a bucket", self.integrity.seal, number, shown))
-        if isinstance(memory, ArenaMemory):
-            assert isinstance(self._exchange, Group), "only ranks of a group meet on a GPU"
-            pending: Pending[Any] = self._exchange.barrier_nowait()  # every rank has said that its pieces are there
-        elif isinstance(memory, ResidentMemory):
-            pieces = memory.pieces[: len(self._pieces)]
-            pending = memory.exchange.fold_tensors_nowait(
-                pieces, memory.mean, lanes=lanes, blocks=chunks, finish=finish
-            )
-        elif owners is None:
-            pending = self._exchange.fold_lanes_nowait(
-                leaving, memory.host_mean, lanes=lanes, blocks=chunks, finish=finish, wire=wire, own=own
-            )
-        else:
-            assert isinstance(self._exchange, Group), "only ranks that reach each other own blocks"
-            pending = self._exchange.scatter_lanes_nowait(
-                leaving, memory.host_mean, lanes=lanes, blocks=chunks, owners=owners, finish=finish, wire=wire, own=own
-            )
-        self._pending.append(pending)
-        if self.integrity:
-            if (again := self.integrity.add_up_again(number, leaving, lanes, finish)) is not None:
-                self._pending.append(again)
-            self._pending.append(self._exchange.enqueue("the check of a bucket", self.integrity.tell, number, shown))
-        if self._is_staged:
-            self._pending.append(self._exchange.enqueue("the return of a bucket", self._bring_back, number))
-
-    def _lend(self, number: int) -> tuple[dict[int, Array], dict[int, Array]]:
-        """Return the chunks of a bucket's gradients that others of this host add up, and those that this rank does."""
-        assert isinstance(self._exchange, Group), "only ranks that reach each other borrow"
-        bucket, owners = self.layout.buckets[number], self._owners[number]
-        added = frozenset(self._exchange.blocks_added_first(len(bucket.chunks), owners))
-        flat = {parameter: _flatten(gradient) for parameter, gradient in self._borrowed[number].items()}
-        if not self._keeps:
-            self._borrowed[number] = {}
-        others: dict[int, Array] = {}
-        own: dict[int, Array] = {}
-        for index, (chunk, (parameter, start)) in enumerate(zip(bucket.chunks, bucket.origins, strict=True)):
-            (own if index in added else others)[index] = flat[parameter][start : start + chunk.stop - chunk.start]
-        return others, own
-
-    def _stage(self, number: int, borrowed: Mapping[int, Array]) -> None:
-        """Bring the pieces of a bucket to where other ranks see them; runs in the exchange's thread."""
-        self._recorder.about(number)
-        bucket, memory = self.layout.buckets[number], self._memory[number]
-        memory.wait_for_copy_out()
-        for index, values in borrowed.items():
-            memory.host_pieces[0, bucket.chunks[index]] = values
-        if self._are_means and not bucket.is_buffer:
-            total = float(self.counts.sum())
-            scale = float(self.counts[self._exchange.rank]) * len(self.counts) / total if total else 0.0
-            if not isinstance(memory, ArenaMemory):
-                self._weigh(as_tensor(memory.host_pieces, memory.mean.dtype), scale)
-            elif scale != 1:
-                with torch.cuda.stream(memory.stream):
-                    self._weigh(memory.pieces, scale)
-                    memory.publish()
-
-    def _bring_back(self, number: int) -> None:
-        """Let the mean of a bucket be made on its device, and measured there; runs in the exchange's thread."""
-        memory = self._memory[number]
-        if isinstance(memory, DeviceMemory | ArenaMemory):
-            assert self._squares is not None
-            divisor = None if self._is_divided_on_host(number) else self._finishes[number].divisor
-            with torch.cuda.stream(memory.stream):
-                memory.make_mean(divisor)
-                self._squares.measure(number, memory.padded_mean)
-                memory.start_copy_in()
-        else:
-            memory.start_copy_in()
 
     def _settle(self) -> None:
         """Wait until all means are there and measured: then no rank reads the pieces of another any more."""
@@ -416,38 +318,35 @@ class Reducer:
             assert isinstance(memory, DeviceMemory | ArenaMemory)
             memory.wait_for_mean()
 
-    @staticmethod
-    def _weigh(leaving: torch.Tensor, scale: float) -> None:
-        """Multiply this rank's gradients by how often they are in the sum, which is then divided by the ranks."""
-        if scale == 0:
-            leaving.zero_()  # times 0 is not enough for what is not finite
-        elif scale != 1:
-            leaving.mul_(scale)
+    # How it is made
 
-    def _make_finish(self, bucket: Bucket) -> Finish:
+    def _make_buckets(
+        self, terms: BucketTerms, owners: Sequence[tuple[int, ...] | None], wire: DType | None
+    ) -> list[BucketExchange]:
+        return [
+            BucketExchange(
+                number,
+                bucket,
+                self._memory[number],
+                terms,
+                owners=owners[number],
+                wire=wire,
+                finish=self._make_finish(bucket, are_means=terms.are_means),
+            )
+            for number, bucket in enumerate(self.layout.buckets)
+        ]
+
+    def _make_finish(self, bucket: Bucket, *, are_means: bool) -> Finish:
         if bucket.is_buffer:
             return Finish(counts=np.array([float(self._shares.count)]))
         squares = self.summary.squares[bucket.first_chunk : bucket.first_chunk + len(bucket.chunks)]
-        return Finish(counts=np.array([float(self._shares.count)]) if self._are_means else self.counts, squares=squares)
+        return Finish(counts=np.array([float(self._shares.count)]) if are_means else self.counts, squares=squares)
 
-    def _host_finish(self, number: int) -> Finish:
-        """Return what the CPU does with the sums of a bucket: on a GPU, as little as it can."""
-        finish = self._finishes[number]
-        if self._squares is None:
-            return finish
-        return Finish(counts=finish.counts if self._is_divided_on_host(number) else None)
-
-    def _is_divided_on_host(self, number: int) -> bool:
-        """Return whether the mean is rounded on the host, so that the sum has to be divided there before."""
-        is_narrow = self.layout.buckets[number].dtype.is_narrow or self._wires[number] is not None
-        return is_narrow and isinstance(self._memory[number], DeviceMemory)
-
-    def _list_added(self, number: int) -> frozenset[int]:
+    def _list_added(self, bucket: Bucket, owners: tuple[int, ...] | None) -> frozenset[int]:
         """Return the chunks of a bucket that this rank adds up."""
-        owners, count = self._owners[number], len(self.layout.buckets[number].chunks)
         if owners is not None:
             return frozenset(index for index, owner in enumerate(owners) if owner == self._exchange.rank)
-        return frozenset(self._exchange.blocks_added_here(count))
+        return frozenset(self._exchange.blocks_added_here(len(bucket.chunks)))
 
 
 def _owners_of(bucket: Bucket, ownership: Ownership | None) -> tuple[int, ...] | None:
@@ -455,8 +354,3 @@ def _owners_of(bucket: Bucket, ownership: Ownership | None) -> tuple[int, ...] |
     if ownership is None or not bucket.is_sharded:
         return None
     return tuple(ownership.owner_at(parameter, start) for parameter, start in bucket.origins)
-
-
-def _flatten(gradient: torch.Tensor) -> Array:
-    flat: Array = gradient.detach().reshape(-1).numpy()
-    return flat

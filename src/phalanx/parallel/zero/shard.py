@@ -86,7 +86,7 @@ class Shard:
             gradient = None if leaf.parameter.grad is None else _elements(leaf, leaf.parameter.grad.contiguous())
             if gradient is not None and factor is not None:
                 gradient.mul_(factor)
-            if _is_master(leaf):
+            if leaf.is_master:
                 _renew(leaf)
                 gradient = None if gradient is None else gradient.float()
             leaf.block.grad = gradient
@@ -95,7 +95,7 @@ class Shard:
         """Drop the gradients, and write the rounded values into narrow parameters."""
         for leaf in self.leaves:
             leaf.block.grad = None
-            if _is_master(leaf):
+            if leaf.is_master:
                 _elements(leaf, leaf.parameter.data).copy_(leaf.block.data)
         for copy, parameter in self._copies.items():
             copy.grad = None
@@ -108,14 +108,14 @@ class Shard:
 
     def masters(self) -> list[torch.nn.Parameter]:
         """Return the blocks that this rank keeps in f32 because their parameters are narrow."""
-        return [leaf.block for leaf in self.leaves if _is_master(leaf)]
+        return [leaf.block for leaf in self.leaves if leaf.is_master]
 
     def take_masters(self, kept: Mapping[torch.nn.Parameter, dict[str, torch.Tensor]]) -> None:
         """Take the f32 values out of a loaded state; if it has none, widen the present weights instead."""
         for leaf in self.leaves:
             found = kept.get(leaf.block, {})
             master = found.pop("master", None)
-            if _is_master(leaf):
+            if leaf.is_master:
                 leaf.block.data.copy_(_elements(leaf, leaf.parameter.data) if master is None else master)
                 narrow = {key: each for key, each in found.items() if torch.is_tensor(each) and each.dtype in NARROW}
                 found |= {key: each.float() for key, each in narrow.items()}
@@ -160,10 +160,6 @@ def _make_leaf(name: str, parameter: torch.nn.Parameter, block: Block) -> Leaf:
 def _elements(leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a leaf in a tensor that is shaped like its parameter."""
     return tensor if leaf.is_whole else tensor.view(-1)[leaf.start : leaf.stop]
-
-
-def _is_master(leaf: Leaf) -> bool:
-    return leaf.parameter.dtype in NARROW
 
 
 def _renew(leaf: Leaf) -> None:
