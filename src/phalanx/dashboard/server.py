@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from phalanx.dashboard.guard import Guard
 from phalanx.dashboard.watch import Watch
@@ -176,7 +177,7 @@ class _Door:
         return response
 
 
-class _Stream(Response):
+class _Stream(Response):  # type: ignore[misc]  # what starlette has is Any, installed or not
     """A stream of server-sent events. A reader that takes none for ``patience_s`` is dropped."""
 
     def __init__(self, events: AsyncIterator[bytes], patience_s: float) -> None:
@@ -212,7 +213,7 @@ def _harden(send: Send) -> Send:
             message = {**message, "headers": headers + more}
         await send(message)
 
-    return hardened  # type: ignore[return-value]  # a message is a mapping of anything
+    return hardened
 
 
 def _asset(name: str, kind: str) -> Response:
@@ -261,14 +262,24 @@ def serve(
         base = f"http://{format_address(Address(host, port))}"
         guard = Guard(token, lambda code: announce(f"{base}/enter?code={code}"))
         page = Page(watch, guard, f"phalanx-{port}", limits)
-        make_server(page.application()).run(sockets=[listening])
+        make_server(page.application(), limits.patience_s).run(sockets=[listening])
 
 
-def make_server(application: ASGIApp) -> uvicorn.Server:
-    """Return a server that bears hostile requests."""
+def make_server(application: ASGIApp, patience_s: float) -> uvicorn.Server:
+    """Return a server that bears hostile requests. Who sends no whole request within ``patience_s`` is sent away."""
+
+    class Impatient(H11Protocol):  # type: ignore[misc]  # so is what uvicorn has
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(patience_s, self._send_away)
+
+        def _send_away(self) -> None:
+            if not self.cycle:
+                self.transport.abort()
+
     config = uvicorn.Config(
         application,
-        http="h11",
+        http=Impatient,
         ws="none",
         lifespan="off",
         log_level="critical",

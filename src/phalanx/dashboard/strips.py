@@ -32,12 +32,14 @@ _LEAST = 0.02  # of a cell: less than that was nothing
 class Strips(msgspec.Struct, frozen=True, kw_only=True):
     """Cells of ``cell_s`` seconds from ``start`` on, in seconds since 1970: a text of letters for every rank.
 
-    ``waits`` has the seconds that a rank waited for another one: (rank, peer, seconds), the longest first.
+    ``shares`` has what part of the recorded time a rank spent on what, by letter. ``waits`` has the seconds that a rank
+    waited for another one: (rank, peer, seconds), the longest first.
     """
 
     start: float
     cell_s: float
     rows: dict[int, str]
+    shares: dict[int, dict[str, float]]
     waits: list[tuple[int, int, float]]
 
 
@@ -76,6 +78,7 @@ class StripSheet:
             start=self._start_ns / 1e9,
             cell_s=self._cell_ns / 1e9,
             rows={rank: row for rank, row in rows.items() if row.strip(Doing.NOTHING.value)},
+            shares={rank: _shares(seconds) for rank, seconds in self._seconds.items()},
             waits=sorted(waits, key=lambda wait: -wait[2])[:200],
         )
 
@@ -126,3 +129,9 @@ def _letters(seconds: np.ndarray, cell_ns: int) -> str:
     spent[_ORDER.index(Doing.RECOVERING)] *= 1e6  # rare, and what people look for
     letters: bytes = _LETTERS[spent.argmax(axis=0)].tobytes()
     return letters.decode()
+
+
+def _shares(seconds: np.ndarray) -> dict[str, float]:
+    sums = seconds.sum(axis=1)
+    total = float(sums.sum()) or 1.0
+    return {doing.value: round(float(spent) / total, 3) for doing, spent in zip(_ORDER[1:], sums[1:], strict=True)}

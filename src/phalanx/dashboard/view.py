@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from phalanx.coordinator.events import (
+    CoordinatorStarted,
     EpochBegan,
     Event,
     RunEnded,
@@ -42,7 +43,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Crewmate(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank as people see it; ``state`` is "in", "new", "lost", "sent away" or "left"."""
+    """One worker: ``state`` is "in", "new" or "done", or "lost", "sent away" or "left", and then it had the rank."""
 
     rank: int
     pid: int
@@ -120,25 +121,24 @@ def _kind(incident: Incident) -> str:
 
 
 def find_crew(events: Sequence[Event]) -> list[Crewmate]:
-    """Return the ranks of the present epoch, and those that were lost until the next one has taken a step."""
+    """Return the ranks of the present epoch, and then the workers that were lost and that nobody has replaced yet."""
     seats: dict[int, Crewmate] = {}
+    gone: list[Crewmate] = []
     for event in events:
         match event:
+            case CoordinatorStarted(is_restart=False):
+                seats, gone = {}, []
             case EpochBegan():
-                gone = {
-                    rank: each
-                    for rank, each in seats.items()
-                    if each.state not in ("in", "new") and rank >= len(event.members)
-                }
-                seats = gone | {seat.rank: _seat(seat) for seat in event.members}
+                seats = {seat.rank: _seat(seat) for seat in event.members}
+                gone = gone[sum(seat.is_new for seat in event.members) :]
             case WorkerLost() | WorkerEvicted() | WorkerLeft() if event.rank in seats:
                 word = {WorkerLost: "lost", WorkerEvicted: "sent away", WorkerLeft: "left"}[type(event)]
-                seats[event.rank] = msgspec.structs.replace(seats[event.rank], state=word)
+                gone.append(msgspec.structs.replace(seats.pop(event.rank), state=word))
             case RunEnded():
                 seats = {rank: msgspec.structs.replace(each, state="done") for rank, each in seats.items()}
             case _:
                 pass
-    return [seats[rank] for rank in sorted(seats)]
+    return [*(seats[rank] for rank in sorted(seats)), *gone]
 
 
 def _seat(seat: Seat) -> Crewmate:
