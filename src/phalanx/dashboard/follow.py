@@ -3,7 +3,8 @@
 import os
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from phalanx.telemetry import (
     RecordTail,
     WorkerRecords,
     find_files,
+    is_older,
     join_batches,
     read_between,
     read_start,
@@ -30,6 +32,7 @@ _RECENT_STEPS = 20
 _RECENT_BATCHES = 16  # of each worker, for the sentence of who is slow
 _PIECE_BYTES = 1 << 24
 _WINDOW_BYTES = 1 << 18  # of the records of one worker, for a strip that people zoom
+_NAN = float("nan")
 _decoder: msgspec.json.Decoder[StepRecord] = msgspec.json.Decoder(StepRecord)
 
 
@@ -53,7 +56,7 @@ class StepFollower:
                     if not end:
                         return  # the last line is being written
                     self._read_bytes += len(whole) + 1
-                    self._take(_decoder.decode(line) for line in whole.split(b"\n"))
+                    self._take(_decoder.decode_lines(whole))
         except OSError:
             return  # no step was taken yet
 
@@ -75,19 +78,14 @@ class StepFollower:
         self.saved: list[int] = []
         """The steps after which a checkpoint was saved."""
 
-    def _take(self, records: Iterable[StepRecord]) -> None:
-        columns = [self._columns[name].append for name in COLUMNS]
-        for record in records:
-            held_out = float("nan") if record.eval_loss is None else record.eval_loss
-            speed = record.tokens / record.seconds if record.seconds else float("nan")
-            row = record.step, record.loss, held_out, record.norm, record.lr, speed
-            for append, value in zip(columns, row, strict=True):
-                append(value)
-            self._last.append(record)
-            if record.eval_loss is not None:
-                self._evaluated = record
-            if record.state_digest is not None:
-                self.saved.append(record.step + 1)
+    def _take(self, records: Sequence[StepRecord]) -> None:
+        for name in ("step", "loss", "norm", "lr"):
+            self._columns[name].extend(map(attrgetter(name), records))
+        self._columns["eval_loss"].extend(_NAN if each.eval_loss is None else each.eval_loss for each in records)
+        self._columns["tokens_per_s"].extend(each.tokens / each.seconds if each.seconds else _NAN for each in records)
+        self._last.extend(records[-_RECENT_STEPS:])
+        self._evaluated = next((each for each in reversed(records) if each.eval_loss is not None), self._evaluated)
+        self.saved += [each.step + 1 for each in records if each.state_digest is not None]
 
 
 class EventFollower:
@@ -124,19 +122,16 @@ class RecordFollower:
 
     def read(self) -> bool:
         """Read the records that are new, and return whether there are any."""
-        new: list[tuple[RecordBatch, np.ndarray]] = []
-        for path in find_files(self._folder):
-            tail = self._tails.setdefault(path, RecordTail(path))
-            new += [(batch, batch.table()) for batch in tail.read()]
+        paths = [path for path in find_files(self._folder) if not is_older(path)]
+        new = [batch for path in paths for batch in self._tails.setdefault(path, RecordTail(path)).read()]
         if not new:
             return False
-        ends = [int(table["end"].max(initial=0)) + batch.wall_ns for batch, table in new]
-        self._end_ns = max(self._end_ns, *ends)
+        self._end_ns = max(self._end_ns, *(batch.end_ns for batch in new))
         if self._sheet is None:
             self._sheet = StripSheet(self._end_ns - CELLS * _CELL_NS, _CELL_NS)
         self._sheet.scroll_to(self._end_ns)
-        for batch, table in new:
-            self._sheet.add(table, batch.tracks, batch.wall_ns)
+        self._sheet.add(new)
+        for batch in new:
             self._recent.setdefault(batch.worker, deque(maxlen=_RECENT_BATCHES)).append(batch)
         return True
 
@@ -149,8 +144,7 @@ class RecordFollower:
         start_ns, end_ns = int(start * 1e9), int(end * 1e9)
         sheet = StripSheet(start_ns, max(1, (end_ns - start_ns) // CELLS))
         for path in find_files(self._folder):
-            for batch in read_between(path, start_ns, end_ns, _WINDOW_BYTES):
-                sheet.add(batch.table(), batch.tracks, batch.wall_ns)
+            sheet.add(read_between(path, start_ns, end_ns, _WINDOW_BYTES))
         return sheet.read()
 
     def span(self) -> tuple[float, float] | None:
@@ -165,6 +159,6 @@ class RecordFollower:
         recent = {
             worker: batches
             for worker, batches in self._recent.items()
-            if self._end_ns - int(batches[-1].table()["end"].max(initial=0)) - batches[-1].wall_ns < CELLS * _CELL_NS
+            if self._end_ns - batches[-1].end_ns < CELLS * _CELL_NS
         }
         return [join_batches(worker, list(batches)) for worker, batches in sorted(recent.items())]

@@ -36,7 +36,7 @@ class Grid:
         return [float(each) for each in edges]
 
     def line(self, steps: np.ndarray, values: np.ndarray) -> list[float | None]:
-        """Return the points of a line: of each bin the least and the greatest value, in the order in which they came.
+        """Return the points of a line: of each bin the least and the greatest value.
 
         A bin without a value, or with only NaN, has None.
         """
@@ -46,14 +46,13 @@ class Grid:
         starts = np.flatnonzero(np.diff(places, prepend=-1))  # steps come in order
         each = 1 if self.is_exact else 2
         points: list[float | None] = [None] * (each * self.bins)
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(values)], strict=True):
-            begin = each * int(places[start])
-            if self.is_exact:
-                points[begin] = _shorten(values[start])
-                continue
-            least, most = int(values[start:end].argmin()), int(values[start:end].argmax())
-            points[begin] = _shorten(values[start + min(least, most)])
-            points[begin + 1] = _shorten(values[start + max(least, most)])
+        if not len(values):
+            return points
+        least, most = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+        for place, low, high in zip(places[starts].tolist(), least.tolist(), most.tolist(), strict=True):
+            begin = each * int(place)
+            points[begin] = _shorten(low)
+            points[begin + each - 1] = _shorten(high)
         return points
 
 

@@ -282,7 +282,7 @@ def make_server(application: ASGIApp, patience_s: float) -> uvicorn.Server:
         http=Impatient,
         ws="none",
         lifespan="off",
-        log_level="critical",
+        log_level="error",
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=_HEADER_BYTES,

@@ -1,12 +1,12 @@
 """The strip of every rank over time: what it mostly did in each of a fixed number of cells."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from enum import Enum
 
 import msgspec
 import numpy as np
 
-from phalanx.telemetry.record import NOTHING, Activity
+from phalanx.telemetry.record import NOTHING, RECORD, Activity, RecordBatch
 
 CELLS = 240
 _TRAINING = "training"
@@ -26,6 +26,7 @@ class Doing(Enum):
 _COMPUTING = (Activity.DATA, Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER, Activity.EVALUATE)
 _LETTERS = np.frombuffer("".join(each.value for each in Doing).encode(), np.uint8)
 _ORDER = list(Doing)
+_FADE = 0.9  # of a wait, at every look: old ones matter less and less
 _LEAST = 0.02  # of a cell: less than that was nothing
 
 
@@ -51,13 +52,23 @@ class StripSheet:
         self._seconds: dict[int, np.ndarray] = {}  # of a rank: a row for each of Doing
         self._waits: dict[tuple[int, int], float] = {}
 
-    def add(self, table: np.ndarray, tracks: Sequence[str], wall_ns: int) -> None:
-        """Add records of one worker, with times of the coordinator's clock, and ``wall_ns`` to add to these."""
-        is_main = np.isin(table["track"], [number for number, name in enumerate(tracks) if name == _TRAINING])
-        for rank in np.unique(table["rank"]).tolist():
-            if rank != NOTHING:
-                is_its = table["rank"] == rank
-                self._add_rank(rank, table[is_its], is_main[is_its], wall_ns)
+    def add(self, batches: Iterable[RecordBatch]) -> None:
+        """Add records of any workers. All of them are added up at once, so that many workers cost little more."""
+        pieces = [piece for batch in batches if len(piece := _prepare(batch))]
+        table = np.concatenate(pieces) if pieces else np.zeros(0, _ROW)
+        end_ns = self._start_ns + self._cells * self._cell_ns
+        table = table[(table["end"] > self._start_ns) & (table["start"] < end_ns)]
+        if not len(table):
+            return
+        first = max(0, (int(table["start"].min()) - self._start_ns) // self._cell_ns)
+        last = min(self._cells, -(-(int(table["end"].max()) - self._start_ns) // self._cell_ns))
+        edges = self._start_ns + self._cell_ns * np.arange(first, last + 1, dtype=np.int64)
+        ranks = np.unique(table["rank"])
+        for doing, spent in _spend(table, ranks, edges).items():
+            for rank, row in zip(ranks.tolist(), spent, strict=True):
+                seconds = self._seconds.setdefault(rank, np.zeros((len(Doing), self._cells)))
+                seconds[_ORDER.index(doing), first:last] += row
+        self._add_waits(table[(table["activity"] == Activity.WAIT) & (table["peer"] != NOTHING)])
 
     def scroll_to(self, end_ns: int) -> None:
         """Drop the oldest cells until the last cell has this time."""
@@ -65,7 +76,7 @@ class StripSheet:
         if by <= 0:
             return
         self._start_ns += by * self._cell_ns
-        self._waits = {pair: seconds * 0.9 for pair, seconds in self._waits.items() if seconds > 1e-3}
+        self._waits = {pair: seconds * _FADE for pair, seconds in self._waits.items() if seconds > 1e-3}
         for seconds in self._seconds.values():
             seconds[:, :-by] = seconds[:, by:] if by < self._cells else 0.0
             seconds[:, max(0, self._cells - by) :] = 0.0
@@ -82,44 +93,68 @@ class StripSheet:
             waits=sorted(waits, key=lambda wait: -wait[2])[:200],
         )
 
-    def _add_rank(self, rank: int, table: np.ndarray, is_main: np.ndarray, wall_ns: int) -> None:
-        seconds = self._seconds.setdefault(rank, np.zeros((len(Doing), self._cells)))
-        edges = self._start_ns - wall_ns + self._cell_ns * np.arange(self._cells + 1, dtype=np.int64)
-        activity = table["activity"]
-        exposed = _cover(table[is_main & (activity == Activity.EXPOSED)], edges)
-        waiting = np.minimum(_cover(table[activity == Activity.WAIT], edges), exposed)
-        waiting += _cover(table[is_main & (activity == Activity.COMMIT)], edges)
-        others = is_main & np.isin(activity, (Activity.WEIGHTS, Activity.CALL))
-        for doing, spent in (
-            (Doing.COMPUTING, _cover(table[is_main & np.isin(activity, _COMPUTING)], edges)),
-            (Doing.EXCHANGING, exposed - np.minimum(waiting, exposed) + _cover(table[others], edges)),
-            (Doing.WAITING, waiting),
-            (Doing.SAVING, _cover(table[is_main & (activity == Activity.CHECKPOINT)], edges)),
-            (Doing.RECOVERING, _cover(table[activity == Activity.RECOVERY], edges)),
-        ):
-            seconds[_ORDER.index(doing)] += spent
-        self._add_waits(rank, table[(activity == Activity.WAIT) & (table["peer"] != NOTHING)], edges)
-
-    def _add_waits(self, rank: int, waits: np.ndarray, edges: np.ndarray) -> None:
-        within = waits[(waits["end"] > edges[0]) & (waits["start"] < edges[-1])]
-        for peer in np.unique(within["peer"]).tolist():
-            spent = within[within["peer"] == peer]
-            seconds = float((spent["end"] - spent["start"]).sum()) / 1e9
+    def _add_waits(self, waits: np.ndarray) -> None:
+        pairs, places = np.unique(waits[["rank", "peer"]], return_inverse=True)
+        sums = np.bincount(places, (waits["end"] - waits["start"]) / 1e9, len(pairs))
+        for (rank, peer), seconds in zip(pairs.tolist(), sums.tolist(), strict=True):
             self._waits[rank, peer] = self._waits.get((rank, peer), 0.0) + seconds
 
 
-def _cover(table: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return how many seconds of each cell the records cover; of two that overlap, the later part counts once."""
+_ROW = np.dtype(
+    [("start", "<i8"), ("end", "<i8"), ("rank", "<u2"), ("peer", "<u2"), ("activity", "u1"), ("is_main", "?")]
+)
+
+
+def _prepare(batch: RecordBatch) -> np.ndarray:
+    """Return what strips need of the records of a batch, with times since 1970."""
+    table = np.frombuffer(batch.records, RECORD)
+    table = table[table["rank"] != NOTHING]
+    rows = np.empty(len(table), _ROW)
+    for name in ("rank", "peer", "activity"):
+        rows[name] = table[name]
+    for name in ("start", "end"):
+        rows[name] = table[name] + (batch.offset_ns + batch.wall_ns)
+    rows["is_main"] = np.array([name == _TRAINING for name in batch.tracks])[table["track"]]
+    return rows
+
+
+def _spend(table: np.ndarray, ranks: np.ndarray, edges: np.ndarray) -> dict[Doing, np.ndarray]:
+    """Return the seconds of every rank in every cell, by what it did."""
+    is_main, activity = table["is_main"], table["activity"]
+
+    def cover(is_wanted: np.ndarray) -> np.ndarray:
+        return _cover(table[is_wanted], ranks, edges)
+
+    exposed = cover(is_main & (activity == Activity.EXPOSED))
+    awaited = np.minimum(cover(activity == Activity.WAIT), exposed)
+    return {
+        Doing.COMPUTING: cover(is_main & np.isin(activity, _COMPUTING)),
+        Doing.EXCHANGING: exposed - awaited + cover(is_main & np.isin(activity, (Activity.WEIGHTS, Activity.CALL))),
+        Doing.WAITING: awaited + cover(is_main & (activity == Activity.COMMIT)),
+        Doing.SAVING: cover(is_main & (activity == Activity.CHECKPOINT)),
+        Doing.RECOVERING: cover(activity == Activity.RECOVERY),
+    }
+
+
+def _cover(table: np.ndarray, ranks: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return how many seconds of each cell the records of each rank cover, without counting any time twice.
+
+    The ranks are laid behind each other on one line of time, so that all of them are added up at once.
+    """
     if not len(table):
-        return np.zeros(len(edges) - 1)
-    table = table[np.argsort(table["start"], kind="stable")]
-    ends = np.maximum.accumulate(table["end"])
-    starts = np.maximum(table["start"], np.concatenate(([table["start"][0]], ends[:-1])))
-    lengths = np.maximum(ends - starts, 0)
-    sums = np.concatenate(([0], np.cumsum(lengths)))
-    places = np.searchsorted(starts, edges, "right")
-    over = np.where(places > 0, np.maximum(ends[np.maximum(places - 1, 0)] - edges, 0), 0)
-    covered: np.ndarray = np.maximum(np.diff(sums[places] - over) / 1e9, 0.0)
+        return np.zeros((len(ranks), len(edges) - 1))
+    length = edges[-1] - edges[0]
+    shift = np.searchsorted(ranks, table["rank"]) * length - edges[0]
+    starts = np.clip(table["start"], edges[0], edges[-1]) + shift
+    ends = np.clip(table["end"], edges[0], edges[-1]) + shift
+    order = np.argsort(starts, kind="stable")
+    ends = np.maximum.accumulate(ends[order])
+    starts = np.maximum(starts[order], np.concatenate(([0], ends[:-1])))
+    sums = np.concatenate(([0], np.cumsum(np.maximum(ends - starts, 0))))
+    wanted = ((edges - edges[0])[None, :] + length * np.arange(len(ranks))[:, None]).ravel()
+    places = np.searchsorted(starts, wanted, "right")
+    over = np.where(places > 0, np.maximum(ends[np.maximum(places - 1, 0)] - wanted, 0), 0)
+    covered: np.ndarray = np.maximum(np.diff((sums[places] - over).reshape(len(ranks), -1), axis=1) / 1e9, 0.0)
     return covered
 
 

@@ -11,7 +11,7 @@ from phalanx.telemetry.record_file import (
     read_workers,
     recording,
 )
-from phalanx.telemetry.record_tail import RecordTail, find_files, read_between, read_start
+from phalanx.telemetry.record_tail import RecordTail, find_files, is_older, read_between, read_start
 from phalanx.telemetry.recorder import OFF, Recorder
 from phalanx.telemetry.step_times import StepTimes, add_up
 from phalanx.telemetry.trace import trace_events, write_trace
@@ -38,6 +38,7 @@ __all__ = [
     "encode_batch",
     "find_blame",
     "find_files",
+    "is_older",
     "join_batches",
     "judge",
     "read_between",

@@ -20,7 +20,7 @@ from phalanx.telemetry.record import RECORD, RecordBatch, WorkerRecords, join_ba
 from phalanx.telemetry.recorder import Recorder
 
 SUFFIX = ".records"
-_OLDER = ".older.records"
+OLDER = ".older.records"
 _MOST_BYTES = 32 << 20  # of the records of one worker
 LONGEST_BYTES = 1 << 25  # of one batch
 _LONGEST_NAME = 200
@@ -43,7 +43,7 @@ class BatchFile:
 
     def __init__(self, folder: Path, worker: str, most_bytes: int = _MOST_BYTES) -> None:
         name = re.sub(r"[^\w.-]", "-", worker)[:_LONGEST_NAME]
-        self._path, self._older = folder / f"{name}{SUFFIX}", folder / f"{name}{_OLDER}"
+        self._path, self._older = folder / f"{name}{SUFFIX}", folder / f"{name}{OLDER}"
         self._half_bytes = most_bytes // 2
         self._written = 0
         self._file: FileIO | None = None

@@ -15,7 +15,7 @@ import numpy as np
 from phalanx.errors import ConfigError
 from phalanx.plain_file import open_plain
 from phalanx.telemetry.record import RecordBatch
-from phalanx.telemetry.record_file import FRAME, LONGEST_BYTES, MAGIC, SUFFIX, decode_payload
+from phalanx.telemetry.record_file import FRAME, LONGEST_BYTES, MAGIC, OLDER, SUFFIX, decode_payload
 
 _PIECE_BYTES = 1 << 16
 
@@ -73,7 +73,9 @@ def read_start(path: Path) -> int | None:
             first = next(_find(_read_at(file, 0, 16 * _PIECE_BYTES)), None)
     except OSError:
         return None
-    return _span(first[0])[0] if first else None
+    if first is None:
+        return None
+    return int(first[0].table()["start"].min(initial=2**62)) + first[0].wall_ns
 
 
 def _search(file: FileIO, size: int, wanted_ns: int) -> int:
@@ -82,7 +84,7 @@ def _search(file: FileIO, size: int, wanted_ns: int) -> int:
     while high - low > _PIECE_BYTES:
         middle = (low + high) // 2
         found = next(_find(_read_at(file, middle, min(2 * _PIECE_BYTES, size - middle))), None)
-        if found is not None and _span(found[0])[1] < wanted_ns:
+        if found is not None and found[0].end_ns < wanted_ns:
             low = middle
         else:
             high = middle
@@ -106,11 +108,6 @@ def _find(content: bytes) -> Iterator[tuple[RecordBatch, int]]:
         at = content.find(MAGIC, at)
 
 
-def _span(batch: RecordBatch) -> tuple[int, int]:
-    table = batch.table()
-    return int(table["start"].min(initial=2**62)) + batch.wall_ns, int(table["end"].max(initial=0)) + batch.wall_ns
-
-
 def _read_at(file: FileIO, start: int, length: int) -> bytes:
     file.seek(start)
     return file.read(length) or b""
@@ -122,3 +119,8 @@ def find_files(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
     except OSError:
         return []  # nobody has recorded anything yet
+
+
+def is_older(path: Path) -> bool:
+    """Return whether a file grows no more, because another one has taken its place."""
+    return path.name.endswith(OLDER)
