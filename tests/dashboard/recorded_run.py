@@ -76,7 +76,8 @@ def write_events(run: RunDir, workers: int, step: int) -> None:
     with EventLog(run.events) as log:
         log.write([CoordinatorStarted(is_restart=False, step=0), EpochBegan(epoch=1, step=0, members=seats)])
         log.write([WorkerLost(rank=workers - 1, pid=4000 + workers - 1, host="node", words="its connection closed")])
-        log.write([EpochBegan(epoch=2, step=step, members=seats)])
+        back = (*seats[:-1], Seat(workers - 1, 5000, "node", 1, True))
+        log.write([EpochBegan(epoch=2, step=step, members=back)])
         log.write([Recovered(epoch=2, step=step, lost=1, members=workers, epoch_s=0.1, commit_s=0.4)])
 
 

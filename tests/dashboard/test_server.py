@@ -79,7 +79,7 @@ def test_the_state_tells_the_run(served):
 
     assert state["status"]["step"] == 200
     assert state["marks"][0]["kind"] == "failure"
-    assert [each["state"] for each in state["crew"]] == ["in"] * 4
+    assert [each["state"] for each in state["crew"]] == ["in", "in", "in", "new"]
     assert state["strips"]["waits"][0][1] == 1  # everybody waits for rank 1
     assert set(state["strips"]["rows"]) == {"0", "1", "2", "3"}
     assert "lost" in state["feed"][0]["words"]

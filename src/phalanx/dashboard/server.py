@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -26,6 +28,8 @@ from phalanx.wire import Address
 
 _HEADER_BYTES = 1 << 14
 _MOST_CONNECTIONS = 128
+_MOST_SHARE = 0.03  # of a core, for looking at the files
+_LONGEST_PAUSE = 5.0  # times the usual one
 _FOR_PROGRAMS = ("/metrics", "/status.json")
 _NO_RANK = -1
 _HARDENING = {
@@ -53,7 +57,7 @@ class Page:
         self._watch, self._guard, self._cookie, self._limits = watch, guard, cookie, limits
         self._lock = asyncio.Lock()
         self._state = b""
-        self._looked_at = -limits.look_s
+        self._due = 0.0
         self.streams = 0
         """How many streams are open."""
 
@@ -104,13 +108,18 @@ class Page:
             self.streams -= 1
 
     async def _look(self) -> bytes:
-        """Return the state. However many ask, the files are looked at once in ``look_s``."""
+        """Return the state. However many ask, files are looked at once in ``look_s``, or less often if it is dear."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
-            if now - self._looked_at >= self._limits.look_s * 0.9:
-                self._state = msgspec.json.encode(await asyncio.to_thread(self._watch.look))
-                self._looked_at = asyncio.get_running_loop().time()
+            if now >= self._due:
+                self._state, spent_s = await asyncio.to_thread(self._look_now)
+                pauses = min(max(0.9, spent_s / _MOST_SHARE / self._limits.look_s), _LONGEST_PAUSE)
+                self._due = asyncio.get_running_loop().time() + pauses * self._limits.look_s
             return self._state
+
+    def _look_now(self) -> tuple[bytes, float]:
+        began = time.thread_time()
+        return msgspec.json.encode(self._watch.look()), time.thread_time() - began
 
     async def _tell_strips(self, request: Request) -> Response:
         try:
@@ -277,6 +286,8 @@ def make_server(application: ASGIApp, patience_s: float) -> uvicorn.Server:
             if not self.cycle:
                 self.transport.abort()
 
+    # Open streams are cut off when the page ends: that is no error.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "graceful" not in str(record.msg))
     config = uvicorn.Config(
         application,
         http=Impatient,

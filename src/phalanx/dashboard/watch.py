@@ -22,7 +22,7 @@ from phalanx.train.rundir import RunDir, read_config
 from phalanx.train.story import Findings, make_story
 from phalanx.transport import Deadline, parse_address
 
-_JUDGE_S = 10.0  # between two verdicts on who is slow: adding up records takes time
+_JUDGE_S = 30.0  # between two verdicts on who is slow: adding up records takes time
 _ANSWER_S = 5.0
 _LOG_BYTES = 1 << 14
 
@@ -121,7 +121,7 @@ class Watch:
         return re.sub(r"[^\n\t\x20-\x7e\u00a0-\uffff]", "?", text) or "The log is empty."
 
     def _judge(self) -> None:
-        if time.monotonic() - self._judged_at < _JUDGE_S:
+        if self._verdict and time.monotonic() - self._judged_at < _JUDGE_S:
             return
         try:
             times = add_up(self._records.recent())
