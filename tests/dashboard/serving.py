@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="pip install 'phalanx-train[dashboard]' for the page")
 
-from phalanx.dashboard.guard import Guard
+from phalanx.dashboard.entrance import Entrance
 from phalanx.dashboard.server import Limits, Page, listen, make_server
 from phalanx.dashboard.watch import Watch
 from phalanx.wire import Address
@@ -25,8 +25,8 @@ class Served:
         self.limits = Limits(**limits)
         self._listening = listen(Address("127.0.0.1", 0), self.limits.patience_s)
         self.port = self._listening.getsockname()[1]
-        guard = Guard(TOKEN.encode(), self.codes.append)
-        self.page = Page(Watch(run), guard, "phalanx-test", self.limits)
+        entrance = Entrance(TOKEN.encode(), self.codes.append)
+        self.page = Page(Watch(run), entrance, "phalanx-test", self.limits)
         self._server = make_server(self.page.application(), self.limits.patience_s)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._listening]}, name="page", daemon=True

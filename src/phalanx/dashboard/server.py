@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from phalanx.dashboard.guard import Guard
+from phalanx.dashboard.entrance import Entrance
 from phalanx.dashboard.watch import Watch
 from phalanx.errors import ConfigError
 from phalanx.train.run_status import format_metrics
@@ -53,8 +53,8 @@ class Limits:
 class Page:
     """The routes of the page of one run."""
 
-    def __init__(self, watch: Watch, guard: Guard, cookie: str, limits: Limits) -> None:
-        self._watch, self._guard, self._cookie, self._limits = watch, guard, cookie, limits
+    def __init__(self, watch: Watch, entrance: Entrance, cookie: str, limits: Limits) -> None:
+        self._watch, self._entrance, self._cookie, self._limits = watch, entrance, cookie, limits
         self._lock = asyncio.Lock()
         self._state = b""
         self._due = 0.0
@@ -62,7 +62,7 @@ class Page:
         """How many streams are open."""
 
     def application(self) -> ASGIApp:
-        """Return the application: all routes behind the guard."""
+        """Return the application: all routes behind the entrance."""
         routes = [
             Route("/", self._show),
             Route("/uplot.js", lambda _: _asset("uPlot.iife.min.js", "text/javascript")),
@@ -75,7 +75,7 @@ class Page:
             Route("/stacks", self._tell_stacks),
             Route("/log", self._tell_log),
         ]
-        return _Door(Starlette(routes=routes), self._guard, self._cookie)
+        return _Door(Starlette(routes=routes), self._entrance, self._cookie)
 
     async def _show(self, _: Request) -> Response:
         nonce = secrets.token_urlsafe(16)
@@ -92,7 +92,7 @@ class Page:
     async def _stream(self, _: Request) -> Response:
         if self.streams >= self._limits.streams:
             return PlainTextResponse(f"{self.streams} pages are open already: close one\n", status_code=503)
-        return _Stream(self._events(), self._limits.patience_s)
+        return _EventStream(self._events(), self._limits.patience_s)
 
     async def _events(self) -> AsyncIterator[bytes]:
         """Yield the state whenever it has changed, and a comment otherwise, by which a closed page is noticed."""
@@ -155,8 +155,8 @@ class Page:
 class _Door:
     """Lets in who has a cookie or a token, and exchanges codes for cookies. All others get 401 and nothing else."""
 
-    def __init__(self, inside: ASGIApp, guard: Guard, cookie: str) -> None:
-        self._inside, self._guard, self._cookie = inside, guard, cookie
+    def __init__(self, inside: ASGIApp, entrance: Entrance, cookie: str) -> None:
+        self._inside, self._entrance, self._cookie = inside, entrance, cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -171,12 +171,12 @@ class _Door:
         await answer(scope, receive, _harden(send))
 
     def _is_let_in(self, request: Request) -> bool:
-        if self._guard.knows(request.cookies.get(self._cookie, "")):
+        if self._entrance.knows(request.cookies.get(self._cookie, "")):
             return True
-        return request.url.path in _FOR_PROGRAMS and self._guard.accepts(request.headers.get("authorization", ""))
+        return request.url.path in _FOR_PROGRAMS and self._entrance.accepts(request.headers.get("authorization", ""))
 
     def _enter(self, request: Request) -> Response:
-        cookie = self._guard.exchange(request.query_params.get("code", ""))
+        cookie = self._entrance.exchange(request.query_params.get("code", ""))
         if cookie is None:
             words = "This link was used before, or is wrong. The command has printed a new one.\n"
             return PlainTextResponse(words, status_code=401, headers={"connection": "close"})
@@ -186,7 +186,7 @@ class _Door:
         return response
 
 
-class _Stream(Response):  # type: ignore[misc]  # what starlette has is Any, installed or not
+class _EventStream(Response):  # type: ignore[misc]  # what starlette has is Any, installed or not
     """A stream of server-sent events. A reader that takes none for ``patience_s`` is dropped."""
 
     def __init__(self, events: AsyncIterator[bytes], patience_s: float) -> None:
@@ -269,8 +269,8 @@ def serve(
     with listen(bind, limits.patience_s) as listening:
         host, port = listening.getsockname()[:2]
         base = f"http://{format_address(Address(host, port))}"
-        guard = Guard(token, lambda code: announce(f"{base}/enter?code={code}"))
-        page = Page(watch, guard, f"phalanx-{port}", limits)
+        entrance = Entrance(token, lambda code: announce(f"{base}/enter?code={code}"))
+        page = Page(watch, entrance, f"phalanx-{port}", limits)
         make_server(page.application(), limits.patience_s).run(sockets=[listening])
 
 

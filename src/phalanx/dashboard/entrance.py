@@ -7,7 +7,7 @@ from collections.abc import Callable
 _MOST_SESSIONS = 64
 
 
-class Guard:
+class Entrance:
     """Decides who is let in. ``token`` is None if nobody may come with a token.
 
     A code works once. Then ``announce`` gets the next one, so that a second browser can be let in.
