@@ -91,10 +91,10 @@ def test_the_page_of_a_run_shows_a_killed_worker_as_lost_and_then_as_recovered(b
 
         wait_for(browser, lambda: "lost" in text(browser, "pill"))
         wait_for(browser, lambda: text(browser, "pill") == "running")
+        wait_for(browser, lambda: "joined" in text(browser, "feed"))
         feed = text(browser, "feed")
         assert f"process {victim}" in feed
         assert "was lost" in feed
-        assert "joined" in feed
         assert text(browser, "recoveries").startswith("1")
         assert browser.get_log("browser") == []
         base = link.partition("/enter")[0]
