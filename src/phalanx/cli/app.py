@@ -12,6 +12,7 @@ from phalanx.cli import bench, checkpoint
 from phalanx.cli.blame import blame
 from phalanx.cli.chaos import chaos
 from phalanx.cli.coordinator import coordinator, join, token
+from phalanx.cli.dashboard import dashboard
 from phalanx.cli.doctor import doctor
 from phalanx.cli.explain import explain
 from phalanx.cli.generate import generate, reproduce
@@ -38,6 +39,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(coordinator)
 app.command()(join)
 app.command()(doctor)
+app.command()(dashboard)
 app.command()(status)
 app.command()(blame)
 app.command()(trace)

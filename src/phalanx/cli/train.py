@@ -4,7 +4,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 import phalanx
+from phalanx.cli.dashboard import page_beside
 from phalanx.cli.options import LogDir, Patience, Stall, TlsCa, TlsCert, TlsKey, TokenFile
 from phalanx.cli.streams import go_on_without_output
 from phalanx.cli.train_alone import train_alone
@@ -159,6 +160,9 @@ def train(
     ] = None,
     chaos_seed: Annotated[int, typer.Option(help="Seed of the moments and victims of --chaos.")] = 0,
     log_dir: LogDir = None,
+    has_page: Annotated[
+        bool, typer.Option("--dashboard", help="Serve a live page of the run, and print the link to it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only one line of JSON at the end.")] = False,
 ) -> None:
     """Train a byte-level transformer, by default on the source of Python itself.
@@ -228,6 +232,7 @@ def train(
             share = stack.enter_context(DataShare(venue.bind.host, corpus, venue.credentials))
             venue.describe(config, corpus, secrets.token_hex(8), run.path, share)
         start = rewind(run, config, corpus, from_step) if old else None
+        stack.enter_context(page_beside(run, log_dir, as_json=as_json) if has_page else nullcontext())
         status = _run(run, config, corpus, start, times, venue, weather, log_dir, as_json=as_json)
     raise typer.Exit(status)
 

@@ -2,7 +2,7 @@
 
 from phalanx.telemetry.blame import Blame, BlameReport, Waste, find_blame, judge, write_report
 from phalanx.telemetry.clock import ClockEstimate, Offset
-from phalanx.telemetry.record import NOTHING, RECORD, Activity, RecordBatch, WorkerRecords
+from phalanx.telemetry.record import NOTHING, RECORD, Activity, RecordBatch, WorkerRecords, join_batches
 from phalanx.telemetry.record_file import (
     BatchFile,
     RecordCollector,
@@ -11,6 +11,7 @@ from phalanx.telemetry.record_file import (
     read_workers,
     recording,
 )
+from phalanx.telemetry.record_tail import RecordTail, find_files, is_older, read_between, read_start
 from phalanx.telemetry.recorder import OFF, Recorder
 from phalanx.telemetry.step_times import StepTimes, add_up
 from phalanx.telemetry.torch_profile import TorchProfile, parse_profile
@@ -28,6 +29,7 @@ __all__ = [
     "Offset",
     "RecordBatch",
     "RecordCollector",
+    "RecordTail",
     "RecordWriter",
     "Recorder",
     "StepTimes",
@@ -37,8 +39,13 @@ __all__ = [
     "add_up",
     "encode_batch",
     "find_blame",
+    "find_files",
+    "is_older",
+    "join_batches",
     "judge",
     "parse_profile",
+    "read_between",
+    "read_start",
     "read_workers",
     "recording",
     "trace_events",

@@ -73,6 +73,11 @@ class RecordBatch(msgspec.Struct, frozen=True, array_like=True):
     dropped: int
     records: bytes
 
+    @property
+    def end_ns(self) -> int:
+        """The end of the last record in nanoseconds since 1970."""
+        return int(np.frombuffer(self.records, RECORD)["end"].max(initial=0)) + self.offset_ns + self.wall_ns
+
     def table(self) -> np.ndarray:
         """Return the records as a table, with times of the coordinator's clock."""
         table = np.frombuffer(self.records, RECORD).copy()

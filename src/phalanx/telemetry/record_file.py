@@ -19,16 +19,16 @@ from phalanx.plain_file import open_plain
 from phalanx.telemetry.record import RECORD, RecordBatch, WorkerRecords, join_batches
 from phalanx.telemetry.recorder import Recorder
 
-_SUFFIX = ".records"
-_OLDER = ".older.records"
+SUFFIX = ".records"
+OLDER = ".older.records"
 _MOST_BYTES = 32 << 20  # of the records of one worker
-_LONGEST_BYTES = 1 << 25  # of one batch
+LONGEST_BYTES = 1 << 25  # of one batch
 _LONGEST_NAME = 200
 _MOST_WORKERS = 4096
 _EVERY_S = 1.0
 _FULL = 0.25  # of a ring
-_FRAME = struct.Struct("<4sII")  # magic, length, checksum
-_MAGIC = b"PHR1"
+FRAME = struct.Struct("<4sII")  # magic, length, checksum
+MAGIC = b"PHR1"
 _decoder = msgspec.msgpack.Decoder(RecordBatch)
 _log = logging.getLogger("phalanx")
 
@@ -43,7 +43,7 @@ class BatchFile:
 
     def __init__(self, folder: Path, worker: str, most_bytes: int = _MOST_BYTES) -> None:
         name = re.sub(r"[^\w.-]", "-", worker)[:_LONGEST_NAME]
-        self._path, self._older = folder / f"{name}{_SUFFIX}", folder / f"{name}{_OLDER}"
+        self._path, self._older = folder / f"{name}{SUFFIX}", folder / f"{name}{OLDER}"
         self._half_bytes = most_bytes // 2
         self._written = 0
         self._file: FileIO | None = None
@@ -151,13 +151,13 @@ class RecordCollector:
 def encode_batch(batch: RecordBatch) -> bytes:
     """Return a batch as it is in a file."""
     payload = msgspec.msgpack.encode(batch)
-    return _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
+    return FRAME.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
 def read_workers(folder: Path) -> list[WorkerRecords]:
     """Return the records of all workers in a folder, by the name of the worker. A batch that was cut is left out."""
     try:
-        paths = sorted(path for path in folder.iterdir() if path.name.endswith(_SUFFIX))
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
     except OSError as error:
         words = f"there is no telemetry in {folder}: {error.strerror}"
         raise ConfigError(f"{words}; was the run made with run.telemetry = false?") from error
@@ -177,19 +177,20 @@ def _read_file(path: Path) -> list[RecordBatch]:
 
 
 def _read(file: RawIOBase | BytesIO, name: str) -> Iterator[RecordBatch]:
-    while len(head := file.read(_FRAME.size) or b"") == _FRAME.size:
-        magic, length, checksum = _FRAME.unpack(head)
-        if magic != _MAGIC or length > _LONGEST_BYTES:
+    while len(head := file.read(FRAME.size) or b"") == FRAME.size:
+        magic, length, checksum = FRAME.unpack(head)
+        if magic != MAGIC or length > LONGEST_BYTES:
             raise _damaged(name, "a batch does not begin where it should")
         payload = file.read(length) or b""
         if len(payload) < length:
             return  # it is being written, or its worker was killed
         if zlib.crc32(payload) != checksum:
             raise _damaged(name, "a checksum differs")
-        yield _decode(name, payload)
+        yield decode_payload(name, payload)
 
 
-def _decode(name: str, payload: bytes) -> RecordBatch:
+def decode_payload(name: str, payload: bytes) -> RecordBatch:
+    """Return the batch in a payload whose checksum is right; ConfigError names the file if it is none."""
     try:
         batch = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
