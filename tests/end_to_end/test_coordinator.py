@@ -173,7 +173,9 @@ def test_a_worker_that_was_stopped_is_given_up_and_takes_part_again_later(stack,
     assert [worker.error for worker in workers] == [None] * 2
     end = became(stopped)
     assert end["error"] == "None"
-    assert end["applied"] == [*range(end["applied"][0], 20), *range(41, 100)]
+    before = end["applied"][: end["applied"].index(41)]
+    assert before[-1] in (19, 20)  # it may have been done with step 20, and learns when it goes on that this counted
+    assert end["applied"] == [*range(before[0], before[-1] + 1), *range(41, 100)]
     assert committed(journal) == list(range(100))
 
 

@@ -98,7 +98,8 @@ def test_a_run_directory_that_is_removed_halts_all_workers_at_the_next_step(conf
     run = tmp_path / "run"
 
     with training(config, "--steps", 100_000, "--workers", 2, "--run-dir", run) as process:
-        wait_until(process, run.joinpath("steps.jsonl").exists)
+        log = run / "steps.jsonl"
+        wait_until(process, lambda: log.exists() and log.read_bytes())  # rank 0 has opened it, and reads it no more
         shutil.rmtree(run)
         _, err = process.communicate()
 

@@ -13,9 +13,9 @@ import pytest
 from coordinating import running, serving, write_token
 from launching import PHALANX
 from namespaces import ip
-from training import bits_of, call, checkpoints_of, train, wait_until, workers_in, workers_of, write_config
+from training import LIMIT_S, bits_of, call, checkpoints_of, train, wait_until, workers_in, workers_of, write_config
 
-pytestmark = pytest.mark.slow  # every worker imports torch
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]  # every worker imports torch
 
 LONG = ["--steps", 1_000_000]
 
