@@ -189,6 +189,17 @@ def test_a_run_is_trained_by_one_at_a_time(tmp_path):
     assert is_free_again
 
 
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who has locked what")
+def test_others_can_see_whether_a_directory_is_held(tmp_path):
+    run = RunDir.create(tmp_path / "run", "", WHERE)
+    before = run.is_held
+
+    with run.hold():
+        meanwhile = run.is_held
+
+    assert (before, meanwhile, run.is_held) == (False, True, False)
+
+
 def test_a_run_that_cannot_be_written_cannot_be_held(tmp_path):
     run = RunDir.create(tmp_path / "run", "", WHERE)
     run.environment.unlink()

@@ -40,6 +40,7 @@ class Watch:
         self._verdict: tuple[StepTimes, BlameReport | None] | None = None
         self._judged_at = -_JUDGE_S
         self._comparison = ""
+        self._is_compared = False  # for good
         self._planned = read_config(run.config).train.steps
         self._status: RunStatus | None = None
 
@@ -50,10 +51,10 @@ class Watch:
             self._incidents = find_incidents(self._events.events)
         if self._records.read():
             self._judge()
+        is_over = not (self._run.address.exists() or self._run.is_held)
         if self._other and self._other_steps:
             self._other_steps.read()
-            self._compare(self._other)
-        is_over = not self._run.address.exists()
+            self._compare(self._other, is_over=is_over)
         story = make_story(
             Findings(
                 run_dir=str(self._run.path),
@@ -130,9 +131,10 @@ class Watch:
             self._verdict = None  # no rank has taken a step yet
         self._judged_at = time.monotonic()
 
-    def _compare(self, other: RunDir) -> None:
-        if self._comparison and self._run.address.exists():
+    def _compare(self, other: RunDir, *, is_over: bool) -> None:
+        if self._is_compared or (self._comparison and not is_over):
             return  # both logs are read whole, so only once, and again when the run is over
+        self._is_compared = is_over
         try:
             self._comparison = str(compare(read_steps(self._run.steps), read_steps(other.steps)))
         except (ConfigError, msgspec.DecodeError) as error:

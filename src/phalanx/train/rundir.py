@@ -20,6 +20,7 @@ from phalanx.train.config_text import parse_config
 from phalanx.train.record import Result
 
 _MOST_BYTES = 2**20  # of a config or a result
+_LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,15 @@ class RunDir:
             except OSError as error:
                 raise self._refusal(error) from error
             yield
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process of this machine trains in the directory. Nothing is locked to find out; only on Linux."""
+        try:
+            inode = f":{self.environment.stat().st_ino} "
+            return any("FLOCK" in lock and inode in lock for lock in _LOCKS.read_text(encoding="ascii").splitlines())
+        except OSError:
+            return False
 
     def record(self, environment: Mapping[str, str | int]) -> None:
         """Write the present environment of the run."""
