@@ -42,6 +42,7 @@ def test_the_models_are_the_default_one_and_one_of_eleven_million_parameters():
     assert count_parameters(MODELS[1], 256) == pytest.approx(11e6, rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # two processes import torch, twice
 def test_every_way_to_save_is_timed():

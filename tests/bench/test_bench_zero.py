@@ -44,6 +44,7 @@ def test_a_system_that_does_not_exist_is_refused():
     assert done.stderr == "phalanx bench: there is no system 'fsdp': choose from zero, full, torch-zero\n"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # four times, two processes import torch
 def test_every_system_is_timed_and_weighed():

@@ -13,10 +13,10 @@ from phalanx.transport import Deadline
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]  # real processes, all of them
 
 STORM = "kill=6,stop=1,segfault=1,cut=1,hang=1,join=1,coordinator=1"
-SMALL = ("--steps", 150, "--set", "model.layers=1", "--set", "train.accumulate=1", "--set", "run.checkpoint_every=15")
+SMALL = ("--steps", 100, "--set", "model.layers=1", "--set", "train.accumulate=1", "--set", "run.checkpoint_every=15")
 
 
-@pytest.mark.parametrize("options", [[], ["--transport", "tcp"], ["--zero"]], ids=["arena", "tcp", "zero"])
+@pytest.mark.parametrize("options", [["--transport", "tcp"], ["--zero"]], ids=["tcp", "zero"])
 def test_a_storm_changes_no_bit(tmp_path, options):
     ended = call("chaos", write_config(tmp_path), *SMALL, "--chaos", STORM, *options, "--json")
 
@@ -27,6 +27,7 @@ def test_a_storm_changes_no_bit(tmp_path, options):
     assert verdict["joins"] >= 3
 
 
+@pytest.mark.long
 def test_a_host_that_is_lost_with_all_its_workers_changes_no_bit(tmp_path):
     ended = call("chaos", write_config(tmp_path), *SMALL, "--chaos", "host=1", "--workers", "2:3", "--json")
 
@@ -34,13 +35,12 @@ def test_a_host_that_is_lost_with_all_its_workers_changes_no_bit(tmp_path):
     assert json.loads(ended.stdout)["same"]
 
 
-@pytest.mark.parametrize("options", [[], ["--zero"]], ids=["full", "zero"])
-def test_a_storm_on_several_hosts_changes_no_bit(tmp_path, options):
+def test_a_storm_on_several_hosts_changes_no_bit(tmp_path):
     if lacking() is not None:
         pytest.skip(str(lacking()))
     storm = "kill=3,stop=1,hang=1,cut=1,join=1,partition=1,host=1,coordinator=1"
 
-    ended = call("chaos", write_config(tmp_path), *SMALL, "--hosts", 2, "--chaos", storm, *options, "--json")
+    ended = call("chaos", write_config(tmp_path), *SMALL, "--hosts", 2, "--chaos", storm, "--zero", "--json")
 
     assert ended.returncode == 0, ended.stderr
     verdict = json.loads(ended.stdout)

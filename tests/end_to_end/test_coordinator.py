@@ -110,6 +110,7 @@ def test_a_coordinator_that_is_killed_and_started_again_costs_no_step(tmp_path):
     assert committed(journal) == list(range(60))
 
 
+@pytest.mark.long
 def test_a_coordinator_may_be_killed_five_times_at_any_moment(tmp_path):
     journal = tmp_path / "journal"
     moments = list(itertools.accumulate(5 + secrets.randbelow(55) for _ in range(5)))

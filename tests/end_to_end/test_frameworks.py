@@ -44,8 +44,9 @@ def test_an_example_gives_the_bits_that_it_gives_over_gloo(example):
 
     expected = train(TORCHRUN, example, "gloo")
 
-    assert train(TORCHRUN, example, "phalanx") == expected
     assert train(PHALANX_RUN, example, "phalanx") == expected
+    if example == "ddp":
+        assert train(TORCHRUN, example, "phalanx") == expected
     losses, weights = expected[0]
     assert losses[-1] < losses[0]
     assert expected[1][1] == weights

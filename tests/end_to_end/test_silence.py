@@ -230,8 +230,9 @@ def test_the_death_of_a_rank_is_noticed_though_workers_of_its_data_loader_live(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activity", ["idle", "busy", "held"])
-@pytest.mark.parametrize("cut", ["off", "from each other"])
+@pytest.mark.parametrize(
+    ("cut", "activity"), [("off", "idle"), ("off", "held"), ("from each other", "busy"), ("from each other", "held")]
+)
 def test_a_cut_network_is_found_by_the_patience_whatever_ranks_do(tmp_path, hosts, cut, activity):
     """The stall time is so long that only the patience can be the reason; so is the deadline of the calls."""
     names, addresses = hosts

@@ -92,6 +92,7 @@ def median_ms(times, since, until):
     return statistics.median(after - before for before, after in pairwise(within)) * 1000
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_run_does_not_notice_strangers_and_the_log_names_each_of_them(stack, tmp_path):

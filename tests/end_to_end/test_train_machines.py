@@ -57,6 +57,7 @@ def machines(tmp_path):
         yield Machines(tmp_path, stack)
 
 
+@pytest.mark.long
 def test_a_run_outlives_the_workers_of_its_first_machine_bit_for_bit(tmp_path, machines, hosts):
     names, addresses = hosts
     on_first, on_second = (["ip", "netns", "exec", name] for name in names[:2])
@@ -77,6 +78,7 @@ def test_a_run_outlives_the_workers_of_its_first_machine_bit_for_bit(tmp_path, m
     assert numbers[numbers.index(3) + 1] == 2  # two went on without any that could keep the run
 
 
+@pytest.mark.long
 def test_a_machine_that_is_cut_off_comes_back_when_its_network_does_and_no_bit_changes(tmp_path, machines, hosts):
     names, addresses = hosts
     on_first, on_second = (["ip", "netns", "exec", name] for name in names[:2])
@@ -138,8 +140,9 @@ def test_a_machine_joins_again_when_the_state_was_lost_and_the_run_goes_on_from_
     assert bits_of(machines.run) == bits_of(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("sharing", ["--zero", "--no-zero"])
-@pytest.mark.parametrize("directory", ["run", "elsewhere"], ids=["one-directory", "a-guest"])
+@pytest.mark.parametrize(
+    ("sharing", "directory"), [("--zero", "elsewhere"), ("--no-zero", "run")], ids=["zero, a guest", "one directory"]
+)
 def test_workers_whose_coordinator_stays_away_save_what_they_hold(tmp_path, machines, sharing, directory):
     options = [sharing, *LONG, *machines.token]
     with serving("--workers", 2, "--patience", 0.5, *machines.token) as (coordinator, address), ExitStack() as stack:

@@ -93,9 +93,10 @@ def test_what_one_rank_sends_the_other_receives(size, over):
     World(size, over).run(on_rank)
 
 
-@pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp", "arena"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "dtype", [DType.F32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (DType.BF16, DType.I8))]
+    ("over", "dtype"),
+    [("memory", DType.F32), ("tcp", DType.F32), ("tcp", DType.I8), ("arena", DType.F32), ("arena", DType.BF16)],
 )
 def test_eight_mebibytes_are_no_different(over, dtype):
     length, size = 8 * MIB // dtype.itemsize + 1, 4

@@ -4,7 +4,6 @@ import copy
 import gc
 import os
 from collections import Counter
-from itertools import product
 
 import pytest
 from elastic_play import LANES, KillableCoordinator, Workers, calm, storm, story_of
@@ -17,7 +16,7 @@ from phalanx.launch.resource_count import count_resources
 
 STORMS = [
     ("arena", 0),
-    *(pytest.param(over, seed, marks=pytest.mark.slow) for over, seed in product(("arena", "tcp"), range(1, 5))),
+    *(pytest.param(over, seed, marks=pytest.mark.slow) for over, seed in (("arena", 1), ("tcp", 2), ("tcp", 3))),
 ]
 
 

@@ -22,8 +22,10 @@ def full():
     return run(1, steps=12, micro=2, clip=0.5, model=Wide)
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))])
-@pytest.mark.parametrize("over", ["tcp", "arena"])
+@pytest.mark.parametrize(
+    ("size", "over"),
+    [(3, "tcp"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, "tcp"), (2, "arena"), (4, "tcp")))],
+)
 def test_weights_are_those_of_the_full_optimizer(size, over, full):
     assert run(size, over, steps=12, micro=2, clip=0.5, model=Wide, zero=True) == full
 

@@ -88,8 +88,7 @@ def test_what_a_paranoid_worker_has_kept_outlives_a_second_death_before_it_is_us
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("over", ["arena", "tcp"])
-@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(("over", "zero"), [("arena", False), ("tcp", True)])
 @pytest.mark.parametrize("point", [*AS_DONOR, *AS_EITHER])
 def test_a_worker_may_die_while_it_hands_its_state_to_a_newcomer(zero, point, over, undisturbed):
     heard = []
@@ -109,8 +108,7 @@ def test_a_worker_may_die_while_it_hands_its_state_to_a_newcomer(zero, point, ov
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("over", ["arena", "tcp"])
-@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(("over", "zero"), [("arena", False), ("tcp", True)])
 @pytest.mark.parametrize("point", [*AS_JOINER, *AS_EITHER])
 def test_a_newcomer_may_die_while_it_gets_its_state(zero, point, over, undisturbed):
     heard = []

@@ -20,14 +20,14 @@ def count_hooks(module):
     return sum(len(each._post_accumulate_grad_hooks or ()) for each in module.parameters())
 
 
-def use_200_times(group, module, use):
-    """Fail if ``use`` leaves a hook on the module, or if this rank needs more of anything after 200 calls."""
-    for _ in range(20):
+def use_often(group, module, use):
+    """Fail if ``use`` leaves a hook on the module, or if this rank needs more of anything after 50 calls."""
+    for _ in range(10):
         use()
     group.barrier()
     before = Usage()
     assert count_hooks(module) == 0
-    for _ in range(200):
+    for _ in range(50):
         use()
     before.wait_until_back()
 
@@ -41,17 +41,18 @@ def test_models_that_are_dropped_leave_nothing_behind():
             DataParallel(net, group, bucket_bytes=1024)(torch.ones(2, 32)).sum().backward()
             net.zero_grad()
 
-        use_200_times(group, net, use)
+        use_often(group, net, use)
 
     spread(2, work, lanes=None)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [False, True])
 def test_engines_that_are_dropped_leave_nothing_behind(zero):
     def work(group):
         net = Toy(hidden=2000)
-        use_200_times(group, net, lambda: make_engine(group, model=lambda: net, zero=zero).step(batches_of(0)))
+        use_often(group, net, lambda: make_engine(group, model=lambda: net, zero=zero).step(batches_of(0)))
 
     spread(2, work)
 

@@ -21,10 +21,10 @@ def train_both(size, kinds, over, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # 16 optimizers, 30 steps, twice, on as many as five processes
-@pytest.mark.parametrize(("size", "over"), [*((size, "arena") for size in (1, 2, 3, 4, 5)), (3, "tcp")])
+@pytest.mark.timeout(600)  # 16 optimizers, twice, on as many as five processes
+@pytest.mark.parametrize(("size", "over"), [(1, "arena"), (2, "arena"), (3, "tcp"), (5, "arena")])
 def test_weights_are_those_of_the_full_optimizer(size, over):
-    full, shared = train_both(size, ALL, over, steps=30)
+    full, shared = train_both(size, ALL, over, steps=8)
 
     assert shared == full
     assert len(set(full.values())) >= len(ALL) - 2  # kinds of AdamW may have the same bits

@@ -54,10 +54,10 @@ def test_what_3_ranks_kept_goes_on_with_1_or_2(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
-def test_what_4_ranks_kept_goes_on_with_any_number(kind, tmp_path):
+def test_what_4_ranks_kept_goes_on_with_1_or_5(kind, tmp_path):
     save(4, kind, tmp_path)
 
-    digests = [go_on(size, kind, tmp_path, saved=4) for size in (1, 2, 3, 5, 8)]
+    digests = [go_on(size, kind, tmp_path, saved=4) for size in (1, 5)]
 
     assert [shared for _, shared in digests] == [full for full, _ in digests]
 

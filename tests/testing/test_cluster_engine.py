@@ -145,6 +145,7 @@ def test_a_wrong_decision_is_found(plant, words, monkeypatch):
     assert "replay with simulate_cluster(" in find_violation(words, range(60))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("plant", "words"), RARE_BUGS, ids=[plant.__name__ for plant, _ in RARE_BUGS])
 def test_a_wrong_decision_that_seldom_matters_is_found(plant, words, monkeypatch):

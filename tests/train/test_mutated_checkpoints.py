@@ -83,6 +83,7 @@ def change_bytes(draw, file):
 CHANGES = [(change_json, ["facts.json"]), (change_tensors, FILES), (change_bytes, ["facts.json", *FILES])]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())

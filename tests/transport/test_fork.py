@@ -83,6 +83,7 @@ def test_nothing_is_kept_alive():
     assert seen() is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_child_can_use_openssl_though_it_was_forked_during_a_handshake(stack):
     """OpenSSL locks what it looks up. A child of another thread would inherit the lock, and wait for it for ever."""

@@ -92,9 +92,9 @@ def test_hostile_bytes_raise_only_bad_frame_and_cost_only_what_was_sent(pieces, 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("limit_bytes", [100, 4096, 2**63])
-@settings(deadline=None, max_examples=3_400, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=800, suppress_health_check=[HealthCheck.too_slow])
 @given(pieces=hostile)
-def test_hostile_bytes_in_ten_thousand_ways(pieces, limit_bytes):
+def test_hostile_bytes_in_thousands_of_ways(pieces, limit_bytes):
     check(pieces, limit_bytes)
 
 
